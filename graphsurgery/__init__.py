@@ -1,0 +1,1 @@
+"""Rewrites the softmax of exported ONNX attention to the unified max form."""

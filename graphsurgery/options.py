@@ -1,0 +1,84 @@
+"""Options of the library calls; the command line derives its flags from these fields and their docstrings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["CalibrateOptions", "RewriteOptions", "VerifyOptions"]
+
+Guard = Literal["clip", "exact"]
+Otherwise = Literal["leave", "exact"]
+Form = Literal["auto", "sum", "chunks"]
+ChunkSum = Literal["auto", "reshape", "split"]
+Target = Literal["generic", "qnn-htp", "ort-cpu", "openvino"]
+External = Literal["keep", "copy"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions:
+    """How φ is derived from row statistics."""
+
+    target: Target = "generic"
+    """Engine that will execute the model; qnn-htp executes float32 graphs in float16."""
+
+    margin: float | None = None
+    """Distance kept from the upper end of the window (default: 3 in float16, 10 in float32 and bfloat16)."""
+
+    max_samples: int | None = None
+    """Use at most this many samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewriteOptions:
+    """What `rewrite` does with each attention site."""
+
+    phi: str = "auto"
+    """auto (from the evidence), a number for all sites, or a table written by calibrate."""
+
+    guard: Guard = "clip"
+    """What protects rows outside the window: clip (branch-free) or exact (row maximum kept, needs no evidence)."""
+
+    otherwise: Otherwise = "leave"
+    """What becomes of a site whose evidence fails."""
+
+    form: Form = "auto"
+    """How the denominator is summed; auto takes chunks of 512 keys where the key count is known and larger."""
+
+    chunks: int | None = None
+    """Number of chunks of the denominator (with --form chunks; default: one per 512 keys)."""
+
+    chunk_sum: ChunkSum = "auto"
+    """reshape (chunks must divide the keys) or split (a shorter last chunk is fine)."""
+
+    target: Target = "generic"
+    """Engine that will execute the model; qnn-htp executes float32 graphs in float16."""
+
+    margin: float | None = None
+    """Distance kept from the upper end of the window (default: 3 in float16, 10 in float32 and bfloat16)."""
+
+    include: str | None = None
+    """Only sites whose id matches this regular expression."""
+
+    exclude: str | None = None
+    """No site whose id matches this regular expression."""
+
+    decompose_attention: bool = False
+    """Turn fused Attention operators (opset 23 and 24) into the standard chain first."""
+
+    passes: str = "all"
+    """Names of the structural passes to run, separated by commas; all or none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """How two models are compared."""
+
+    rtol: float | None = None
+    """Relative tolerance (default: from the table of the output's dtype)."""
+
+    atol: float | None = None
+    """Absolute tolerance (default: from the table of the output's dtype)."""
+
+    max_samples: int | None = None
+    """Use at most this many samples."""
