@@ -1,0 +1,224 @@
+"""A light index over a ModelProto: who produces a value, who reads it, in which scope.
+
+Built once, linear in the number of nodes.  The index holds the nodes of the model themselves, no copies; only
+`graphsurgery.model.rewriter.Rewriter` changes them and keeps the index true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    OperatorSetIdProto,
+    TensorProto,
+    ValueInfoProto,
+)
+
+__all__ = ["Capture", "ModelIndex", "Scope"]
+
+_DEFAULT_DOMAINS = ("", "ai.onnx")
+_WITH_SUBGRAPHS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
+
+@dataclass(eq=False, slots=True)
+class Capture:
+    """A value of an outer scope that a nested scope reads."""
+
+    scope: Scope
+    node: NodeProto | None
+    """The reading node, or None where the nested graph returns the value as its own output."""
+
+
+@dataclass(eq=False)
+class Scope:
+    """One graph, subgraph or function body, with its values by name."""
+
+    id: str
+    body: GraphProto | FunctionProto
+    kind: Literal["main", "subgraph", "function"]
+    parent: Scope | None
+    opset: int
+    nodes: list[NodeProto] = field(default_factory=list[NodeProto])
+    producers: dict[str, NodeProto] = field(default_factory=dict[str, NodeProto])
+    uses: dict[str, list[NodeProto]] = field(default_factory=dict[str, list[NodeProto]])
+    captures: dict[str, list[Capture]] = field(default_factory=dict[str, list[Capture]])
+    inputs: frozenset[str] = frozenset()
+    outputs: frozenset[str] = frozenset()
+    initializers: dict[str, TensorProto] = field(default_factory=dict[str, TensorProto])
+    children: list[Scope] = field(default_factory=list["Scope"])
+    _value_info: dict[str, ValueInfoProto] | None = None
+
+    @property
+    def root(self) -> Scope:
+        """The main graph or the function that holds this scope."""
+        scope = self
+        while scope.parent is not None:
+            scope = scope.parent
+        return scope
+
+    def home(self, name: str) -> Scope | None:
+        """The nearest scope, from here outwards, that defines the value."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.producers or name in scope.initializers or name in scope.inputs:
+                return scope
+            scope = scope.parent
+        return None
+
+    def producer(self, name: str) -> NodeProto | None:
+        """The node that produces the value, here or in an outer scope."""
+        node = self.producers.get(name)
+        if node is not None or self.parent is None:
+            return node
+        home = self.home(name)
+        return None if home is None else home.producers.get(name)
+
+    def readers(self, name: str) -> list[NodeProto]:
+        """Nodes of this scope that read the value (a node once for each operand)."""
+        return self.uses.get(name, [])
+
+    def read_elsewhere(self, name: str) -> bool:
+        """Whether the value is an output of its graph or is captured by a nested scope."""
+        return name in self.outputs or bool(self.captures.get(name))
+
+    def is_constant(self, name: str) -> bool:
+        """Whether the value is an initializer that no caller can override, or a Constant node."""
+        home = self.home(name)
+        if home is None:
+            return False
+        node = home.producers.get(name)
+        if node is not None:
+            return node.op_type == "Constant"
+        return name in home.initializers and name not in home.inputs
+
+    def value_info(self, name: str) -> ValueInfoProto | None:
+        """Declared type of a value of this scope: value_info, graph input or graph output."""
+        if self._value_info is None:
+            found = {info.name: info for info in self.body.value_info}
+            if isinstance(self.body, GraphProto):
+                found.update({info.name: info for info in self.body.input})
+                found.update({info.name: info for info in self.body.output})
+            self._value_info = found
+        return self._value_info.get(name)
+
+    def forget_value_info(self) -> None:
+        """Read the declared types anew at the next call."""
+        self._value_info = None
+
+
+class ModelIndex:
+    """All scopes of a model: the main graph, its subgraphs, and the local functions with theirs."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self.model = model
+        self.scopes: list[Scope] = []
+        self.functions: dict[tuple[str, str], Scope] = {}
+        opset = _opset(model.opset_import)
+        self.main = self._scope("main", model.graph, "main", None, opset)
+        taken = {"main"}
+        for function in model.functions:
+            name = function.name if function.name not in taken else f"{function.domain}.{function.name}"
+            while name in taken:
+                name += "'"
+            taken.add(name)
+            scope = self._scope(name, function, "function", None, _opset(function.opset_import, opset))
+            self.functions[function.domain, function.name] = scope
+
+    def _scope(
+        self,
+        name: str,
+        body: GraphProto | FunctionProto,
+        kind: Literal["main", "subgraph", "function"],
+        parent: Scope | None,
+        opset: int,
+    ) -> Scope:
+        scope = Scope(name, body, kind, parent, opset)
+        self.scopes.append(scope)
+        if isinstance(body, GraphProto):
+            scope.inputs = frozenset(value.name for value in body.input)
+            scope.outputs = frozenset(value.name for value in body.output)
+            scope.initializers = {tensor.name: tensor for tensor in body.initializer}
+        else:
+            scope.inputs = frozenset(body.input)
+            scope.outputs = frozenset(body.output)
+        nodes, producers, uses = list(body.node), scope.producers, scope.uses
+        scope.nodes = nodes
+        nesting: list[tuple[int, NodeProto]] = []
+        for position, node in enumerate(nodes):
+            for value in node.input:
+                readers = uses.get(value)
+                if readers is None:
+                    uses[value] = [node]
+                else:
+                    readers.append(node)
+            for value in node.output:
+                producers[value] = node
+            if node.op_type in _WITH_SUBGRAPHS:
+                nesting.append((position, node))
+        uses.pop("", None)
+        producers.pop("", None)
+        for position, node in nesting:
+            for attribute in node.attribute:
+                for graph in _graphs(attribute):
+                    label = f"{scope.id}/{node.name or f'{node.op_type}_{position}'}.{attribute.name}"
+                    child = self._scope(label, graph, "subgraph", scope, opset)
+                    scope.children.append(child)
+                    _register_captures(child)
+        return scope
+
+    def walk(self) -> Iterator[tuple[Scope, NodeProto]]:
+        """Every node with its scope."""
+        for scope in self.scopes:
+            for node in scope.nodes:
+                yield scope, node
+
+    def calls(self, function: Scope) -> list[tuple[Scope, NodeProto]]:
+        """The nodes that call a local function."""
+        domain, name = next(key for key, scope in self.functions.items() if scope is function)
+        return [(scope, node) for scope, node in self.walk() if node.op_type == name and node.domain == domain]
+
+    def node_counts(self) -> dict[str, int]:
+        """Number of nodes by operator over all scopes; other domains as `domain::Op`."""
+        counts: dict[str, int] = {}
+        for _, node in self.walk():
+            kind = node.op_type if is_standard(node) else f"{node.domain}::{node.op_type}"
+            counts[kind] = counts.get(kind, 0) + 1
+        return dict(sorted(counts.items()))
+
+
+def is_standard(node: NodeProto) -> bool:
+    """Whether the node is of the default ONNX operator set."""
+    return node.domain in _DEFAULT_DOMAINS
+
+
+def _graphs(attribute: AttributeProto) -> list[GraphProto]:
+    if attribute.type == AttributeProto.GRAPH:
+        return [attribute.g]
+    return list(attribute.graphs) if attribute.type == AttributeProto.GRAPHS else []
+
+
+def _register_captures(child: Scope) -> None:
+    """Enter what a nested scope reads from outside into the scopes around it."""
+    reads: list[tuple[str, NodeProto | None]] = [(name, node) for name, nodes in child.uses.items() for node in nodes]
+    reads += [(name, None) for name in child.outputs]
+    for name, node in reads:
+        if name in child.producers or name in child.initializers or name in child.inputs:
+            continue
+        outer = child.parent
+        home = outer.home(name) if outer is not None else None
+        if home is not None:
+            home.captures.setdefault(name, []).append(Capture(child, node))
+
+
+def _opset(imports: Iterable[OperatorSetIdProto], default: int = 1) -> int:
+    for entry in imports:
+        if entry.domain in _DEFAULT_DOMAINS:
+            return int(entry.version)
+    return default

@@ -1,0 +1,307 @@
+"""The one object that changes a model.
+
+Every change goes through a method here, is counted, and keeps the index true, so "changed" is recorded by the hand
+that changed it and never claimed by a pass.  New nodes are placed when `commit` is called: the order of untouched
+nodes stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from graphsurgery.model.index import ModelIndex, Scope
+
+__all__ = ["Changes", "Place", "RewriteError", "Rewriter"]
+
+PASS_KEY, SITE_KEY = "graphsurgery.pass", "graphsurgery.site"
+_FIRST_IR_WITH_PLAIN_INITIALIZERS = 4
+
+Attribute = int | float | str | Sequence[int]
+
+
+class RewriteError(Exception):
+    """A change that would break the graph: a bug of the pass that asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where new nodes go: before or after a node of a scope."""
+
+    scope: Scope
+    anchor: NodeProto
+    after: bool = False
+
+
+@dataclass(slots=True)
+class Changes:
+    """What one pass did."""
+
+    added: Counter[str] = field(default_factory=Counter[str])
+    removed: Counter[str] = field(default_factory=Counter[str])
+    rewired: int = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether anything changed."""
+        return bool(self.added or self.removed or self.rewired)
+
+
+class Rewriter:
+    """Inserts, rewires and removes nodes of an indexed model.
+
+    `origin` names the pass and the site that the next new nodes belong to; it is written into their
+    `metadata_props`.
+    """
+
+    def __init__(self, index: ModelIndex) -> None:
+        self.index = index
+        self.changes = Changes()
+        self._origin: tuple[str, str] = ("", "")
+        self._place: dict[int, tuple[int, int, int]] = {}
+        self._removed: set[int] = set()
+        self._touched: dict[int, Scope] = {}
+        self._order: dict[int, dict[int, int]] = {}
+        self._sequence = 0
+        self._taken: set[str] | None = None
+        self._constants: dict[tuple[int, str, tuple[int, ...], bytes], str] = {}
+        self._names: set[str] = set()
+
+    def start(self, pass_name: str, site: str = "") -> None:
+        """Name the pass and the site of the changes that follow."""
+        self._origin = (pass_name, site)
+
+    def take_changes(self) -> Changes:
+        """Return the changes since the last call and count anew."""
+        changes, self.changes = self.changes, Changes()
+        return changes
+
+    # -- names
+
+    def fresh(self, hint: str) -> str:
+        """A name that no value and no node of the model has."""
+        if self._taken is None:
+            self._taken = set()
+            for scope in self.index.scopes:
+                self._taken.update(scope.uses, scope.producers, scope.initializers, scope.inputs, scope.outputs)
+                self._taken.update(node.name for node in scope.nodes)
+        name, count = hint, 1
+        while name in self._taken:
+            count += 1
+            name = f"{hint}_{count}"
+        self._taken.add(name)
+        return name
+
+    # -- nodes
+
+    def add(
+        self,
+        place: Place,
+        op_type: str,
+        inputs: Sequence[str],
+        hint: str,
+        *,
+        outputs: Sequence[str] | int = 1,
+        **attributes: Attribute,
+    ) -> str:
+        """Insert a standard operator and return its first output.
+
+        `outputs` are names that become its outputs (free names only), or how many fresh ones to make.
+        """
+        scope = place.scope
+        node = scope.body.node.add()
+        node.op_type = op_type
+        node.name = self.fresh(hint)
+        node.input.extend(inputs)
+        if isinstance(outputs, int):
+            outputs = [self.fresh(f"{hint}_output" if outputs == 1 else f"{hint}_output_{i}") for i in range(outputs)]
+        node.output.extend(outputs)
+        for key, value in attributes.items():
+            _set_attribute(node.attribute.add(), key, value)
+        entry = node.metadata_props.add()
+        entry.key, entry.value = PASS_KEY, self._origin[0]
+        if self._origin[1]:
+            entry = node.metadata_props.add()
+            entry.key, entry.value = SITE_KEY, self._origin[1]
+        for value in outputs:
+            if value in scope.producers:
+                raise RewriteError(f"{value!r} already has a producer in {scope.id}")
+            scope.producers[value] = node
+        for value in inputs:
+            if value:
+                scope.uses.setdefault(value, []).append(node)
+        order = self._positions(scope)
+        position = order[id(place.anchor)] if id(place.anchor) in order else self._place[id(place.anchor)][0]
+        self._sequence += 1
+        self._place[id(node)] = (position, 1 if place.after else -1, self._sequence)
+        scope.nodes.append(node)
+        self.changes.added[op_type] += 1
+        return outputs[0]
+
+    def remove(self, scope: Scope, node: NodeProto) -> None:
+        """Remove a node whose outputs nobody reads any more."""
+        for value in node.output:
+            left = scope.uses.get(value)
+            if left or scope.read_elsewhere(value):
+                users = ", ".join(n.name or n.op_type for n in left or []) or "a graph output or a subgraph"
+                raise RewriteError(f"cannot remove {node.name or node.op_type}: {value!r} is still read by {users}")
+            if scope.producers.get(value) is node:
+                del scope.producers[value]
+        for value in node.input:
+            self._drop_use(scope, value, node)
+        self._positions(scope)
+        self._removed.add(id(node))
+        self.changes.removed[node.op_type] += 1
+
+    def remove_dead(self, scope: Scope, nodes: Sequence[NodeProto]) -> None:
+        """Remove those of the nodes that nobody reads, readers before what they read."""
+        waiting = list(nodes)
+        while waiting:
+            dead = [n for n in waiting if not any(scope.uses.get(v) or scope.read_elsewhere(v) for v in n.output)]
+            if not dead:
+                return
+            for node in dead:
+                self.remove(scope, node)
+            gone = {id(node) for node in dead}
+            waiting = [node for node in waiting if id(node) not in gone]
+
+    def set_input(self, scope: Scope, node: NodeProto, position: int, value: str) -> None:
+        """Make a node read another value."""
+        old = node.input[position]
+        if old == value:
+            return
+        self._drop_use(scope, old, node)
+        node.input[position] = value
+        scope.uses.setdefault(value, []).append(node)
+        self.changes.rewired += 1
+
+    def rename_output(self, scope: Scope, node: NodeProto, position: int, hint: str) -> str:
+        """Give a node's output a fresh name; the old name is free for another producer, its readers keep it."""
+        old = node.output[position]
+        new = self.fresh(hint)
+        del scope.producers[old]
+        node.output[position] = new
+        scope.producers[new] = node
+        self.changes.rewired += 1
+        return new
+
+    def replace_uses(self, scope: Scope, old: str, new: str) -> None:
+        """Let every reader inside the scope read `new`; graph outputs and captures keep `old`."""
+        for node in list(scope.uses.get(old, [])):
+            for position, value in enumerate(node.input):
+                if value == old:
+                    self.set_input(scope, node, position, new)
+
+    # -- values
+
+    def constant(self, scope: Scope, array: np.ndarray, hint: str) -> str:
+        """A constant of the model: an initializer of the main graph, a Constant node inside functions."""
+        root = scope.root
+        key = (id(root), array.dtype.str, array.shape, array.tobytes())
+        known = self._constants.get(key)
+        if known is not None:
+            return known
+        name = self.fresh(hint)
+        tensor = numpy_helper.from_array(array, name)
+        plain = self.index.model.ir_version >= _FIRST_IR_WITH_PLAIN_INITIALIZERS
+        if isinstance(root.body, GraphProto) and plain:
+            root.body.initializer.append(tensor)
+            root.initializers[name] = root.body.initializer[-1]
+        else:
+            self._add_constant_node(root, tensor)
+        self._constants[key] = name
+        return name
+
+    def declare(self, scope: Scope, name: str, like: ValueInfoProto | None, last_dim: int | None = None) -> None:
+        """Copy a declared type to a new value, with another last dimension where one is given."""
+        if like is None or not like.type.HasField("tensor_type"):
+            return
+        info = scope.body.value_info.add()
+        info.CopyFrom(like)
+        info.name = name
+        info.ClearField("doc_string")
+        shape = info.type.tensor_type
+        if last_dim is not None and shape.HasField("shape") and shape.shape.dim:
+            shape.shape.dim[-1].Clear()
+            shape.shape.dim[-1].dim_value = last_dim
+
+    # -- the end
+
+    def commit(self) -> None:
+        """Put the new nodes in their places and drop the removed ones, with their declared types."""
+        for key, scope in self._touched.items():
+            place = {id(node): self._rank(scope, node, self._order[key]) for node in scope.nodes}
+            body = scope.body
+            body.node.sort(key=lambda node, place=place: place[id(node)])
+            gone = sum(id(node) in self._removed for node in scope.nodes)
+            if gone:
+                del body.node[len(body.node) - gone :]
+            scope.nodes = list(body.node)
+            if gone:
+                self._drop_value_info(scope)
+            scope.forget_value_info()
+        self._touched.clear()
+        self._order.clear()
+        self._place.clear()
+        self._removed.clear()
+
+    # -- inside
+
+    def _rank(self, scope: Scope, node: NodeProto, order: dict[int, int]) -> tuple[int, int, int]:
+        if id(node) in self._removed:
+            return (len(scope.nodes) + 1, 0, 0)
+        known = order.get(id(node))
+        return (known, 0, 0) if known is not None else self._place[id(node)]
+
+    def _add_constant_node(self, root: Scope, tensor: TensorProto) -> None:
+        node = root.body.node.add()
+        node.op_type, node.name = "Constant", self.fresh(f"{tensor.name}_constant")
+        node.output.append(tensor.name)
+        attribute = node.attribute.add()
+        attribute.name, attribute.type = "value", AttributeProto.TENSOR
+        attribute.t.CopyFrom(tensor)
+        entry = node.metadata_props.add()
+        entry.key, entry.value = PASS_KEY, self._origin[0]
+        root.producers[tensor.name] = node
+        self._positions(root)
+        self._place[id(node)] = (-1, 0, self._sequence)
+        root.nodes.append(node)
+        self.changes.added["Constant"] += 1
+
+    def _positions(self, scope: Scope) -> dict[int, int]:
+        order = self._order.get(id(scope))
+        if order is None:
+            order = {id(node): position for position, node in enumerate(scope.nodes)}
+            self._order[id(scope)] = order
+            self._touched[id(scope)] = scope
+        return order
+
+    def _drop_use(self, scope: Scope, value: str, node: NodeProto) -> None:
+        readers = scope.uses.get(value)
+        if readers is not None:
+            for i, reader in enumerate(readers):
+                if reader is node:
+                    del readers[i]
+                    break
+
+    def _drop_value_info(self, scope: Scope) -> None:
+        known = scope.producers.keys() | scope.inputs | scope.initializers.keys()
+        infos = scope.body.value_info
+        stale = [i for i, info in enumerate(infos) if info.name not in known]
+        for i in reversed(stale):
+            del infos[i]
+
+
+def _set_attribute(attribute: AttributeProto, name: str, value: Attribute) -> None:
+    attribute.name = name
+    if isinstance(value, int):
+        attribute.type, attribute.i = AttributeProto.INT, value
+    elif isinstance(value, float):
+        attribute.type, attribute.f = AttributeProto.FLOAT, value
+    else:
+        made = helper.make_attribute(name, value)
+        attribute.CopyFrom(made)
