@@ -21,12 +21,12 @@ Shape = tuple[Dim, ...]
 
 _DEEPEST = 120
 _SAME = frozenset(
-    "Identity Cast CastLike Softmax LogSoftmax Dropout Tanh Exp Relu Clip Sqrt Neg IsNaN IsInf Not Sigmoid Erf Gelu Abs "
-    "LayerNormalization RMSNormalization SimplifiedLayerNormalization QuantizeLinear DequantizeLinear Log Trilu CumSum "
-    "Cos Sin ScatterND ScatterElements RotaryEmbedding Reciprocal Floor Round Sign BatchNormalization".split()
+    "Identity Cast CastLike Softmax LogSoftmax Dropout Tanh Exp Relu Clip Sqrt Neg IsNaN IsInf Not Sigmoid Erf Gelu "
+    "Abs LayerNormalization RMSNormalization SimplifiedLayerNormalization QuantizeLinear DequantizeLinear Log Trilu "
+    "CumSum Cos Sin ScatterND ScatterElements RotaryEmbedding Reciprocal Floor Round Sign BatchNormalization".split()
 )
 _BROADCAST = frozenset(
-    "Add Sub Mul Div Where Max Min Pow And Or Xor Equal Less Greater LessOrEqual GreaterOrEqual Mod Sum Mean PRelu".split()
+    "Add Sub Mul Div Where Max Min Pow And Or Xor Equal Less Greater LessOrEqual GreaterOrEqual Mod Sum Mean".split()
 )
 _BOOL = frozenset("Equal Less Greater LessOrEqual GreaterOrEqual And Or Not Xor IsNaN IsInf".split())
 

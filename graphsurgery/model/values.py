@@ -67,15 +67,13 @@ def _literal(node: NodeProto) -> np.ndarray | None:
 
 
 def attribute(node: NodeProto, name: str) -> object | None:
-    """An integer, float, string or list attribute of a node, or None where it is not given."""
+    """An integer, float or string attribute of a node (others as the proto), or None where it is not given."""
     for entry in node.attribute:
         if entry.name == name:
             if entry.type == entry.INT:
                 return entry.i
             if entry.type == entry.FLOAT:
                 return entry.f
-            if entry.type == entry.INTS:
-                return tuple(entry.ints)
             if entry.type == entry.STRING:
                 return entry.s.decode()
             return entry
@@ -90,5 +88,7 @@ def int_attribute(node: NodeProto, name: str, default: int) -> int:
 
 def ints_attribute(node: NodeProto, name: str) -> tuple[int, ...] | None:
     """A list attribute, or None where it is not given."""
-    value = attribute(node, name)
-    return value if isinstance(value, tuple) else None
+    for entry in node.attribute:
+        if entry.name == name:
+            return tuple(entry.ints)
+    return None
