@@ -1,0 +1,275 @@
+"""Finds every attention of a model.
+
+Anchored on Softmax: the walk upward looks for the score product, the walk downward for the value product.  What has
+both is an attention and becomes a `Site` or, where it is not supported, a `RefusedSite`; what lacks one is listed as
+no attention, with the place where the search ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from onnx import NodeProto, TensorProto, helper
+
+from graphsurgery.attention.downward import ValuePath, division_place, find_value_product
+from graphsurgery.attention.masks import mask_fills
+from graphsurgery.attention.operands import key_group
+from graphsurgery.attention.site import Dims, Link, NotAttention, Refusal, RefusedSite, Site
+from graphsurgery.attention.upward import ScorePath, find_score_product
+from graphsurgery.model.index import ModelIndex, Scope, is_standard
+from graphsurgery.model.shapes import Dim, Shapes
+from graphsurgery.model.values import int_attribute
+
+__all__ = ["Findings", "find_attention"]
+
+_FUSED_STANDARD = frozenset({"Attention"})
+_FUSED_CONTRIB = frozenset(
+    {"Attention", "MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention", "PackedAttention"}
+)
+_OPSET_LAST_AXIS = 13
+_OPSET_OLDEST = 9
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All Softmax nodes of a model, sorted into attention, refused attention and other things."""
+
+    sites: tuple[Site, ...] = ()
+    refused: tuple[RefusedSite, ...] = ()
+    others: tuple[NotAttention, ...] = ()
+
+
+@dataclass
+class _Collector:
+    sites: list[Site] = field(default_factory=list[Site])
+    refused: list[RefusedSite] = field(default_factory=list[RefusedSite])
+    others: list[NotAttention] = field(default_factory=list[NotAttention])
+    ids: set[str] = field(default_factory=set[str])
+
+    def unique(self, scope: Scope, node: NodeProto, position: int) -> str:
+        name = base = f"{scope.id}/{node.name or f'{node.op_type}_{position}'}"
+        count = 1
+        while name in self.ids:
+            count += 1
+            name = f"{base}#{count}"
+        self.ids.add(name)
+        return name
+
+
+def find_attention(index: ModelIndex, shapes: Shapes | None = None) -> Findings:
+    """Find the attentions in the main graph, nested subgraphs and local functions.
+
+    Follows Softmax of any opset (ai.onnx Softmax-1, -11, -13) and names fused Attention operators (ai.onnx 23, 24 and
+    com.microsoft) as refused.  Reads no weights.
+    """
+    shapes = shapes or Shapes()
+    found = _Collector()
+    for scope, position, node in _anchors(index):
+        label = found.unique(scope, node, position)
+        if node.op_type == "Softmax":
+            _examine(found, label, scope, node, shapes)
+        else:
+            found.refused.append(_fused(label, scope, node))
+    return Findings(tuple(found.sites), tuple(found.refused), tuple(found.others))
+
+
+def _anchors(index: ModelIndex) -> Iterator[tuple[Scope, int, NodeProto]]:
+    for scope in index.scopes:
+        for position, node in enumerate(scope.nodes):
+            op = node.op_type
+            if op == "Softmax":
+                if is_standard(node):
+                    yield scope, position, node
+            elif op.endswith("Attention") and (
+                (is_standard(node) and op in _FUSED_STANDARD)
+                or (node.domain == "com.microsoft" and op in _FUSED_CONTRIB)
+            ):
+                yield scope, position, node
+
+
+def _fused(label: str, scope: Scope, node: NodeProto) -> RefusedSite:
+    name = node.name or node.op_type
+    if is_standard(node):
+        code, mend = "fused-attention", "rewrite with --decompose-attention"
+    else:
+        code, mend = "fused-contrib", "export without this fusion, or decompose it first"
+    kind = node.op_type if is_standard(node) else f"{node.domain}::{node.op_type}"
+    reason = f"{name} is a fused {kind} operator; {mend}"
+    return RefusedSite(label, scope, node, kind, Refusal(code, reason, name, {"op_type": kind}), dims=Dims())
+
+
+def _examine(found: _Collector, label: str, scope: Scope, softmax: NodeProto, shapes: Shapes) -> None:
+    up = find_score_product(scope, softmax, shapes)
+    down = find_value_product(scope, softmax, shapes)
+    chain = _chain(up, down)
+    if up.product is None or down.product is None:
+        found.others.append(NotAttention(label, scope, softmax, chain, up.end if up.product is None else down.end))
+        return
+    refusal = _refusal(scope, softmax, up, down, shapes)
+    dims = _dims(scope, softmax, down.product, shapes)
+    if refusal is not None:
+        qk, pv = _label(up.product), _label(down.product)
+        found.refused.append(RefusedSite(label, scope, softmax, chain, refusal, qk, pv, dims))
+        return
+    found.sites.append(_site(label, scope, softmax, chain, up, down, dims, shapes))
+
+
+def _chain(up: ScorePath, down: ValuePath) -> str:
+    products = [up.product.op_type if up.product is not None else "?"]
+    middle = [link.node.op_type for link in up.links]
+    after = [link.node.op_type for link in down.links]
+    return ">".join([*products, *middle, "Softmax", *after, down.product.op_type if down.product is not None else "?"])
+
+
+def _label(node: NodeProto) -> str:
+    return node.name or node.op_type
+
+
+def _refusal(scope: Scope, softmax: NodeProto, up: ScorePath, down: ValuePath, shapes: Shapes) -> Refusal | None:
+    return (
+        _quantised(up, down)
+        or _split(up, down)
+        or _axis(scope, softmax, shapes)
+        or _types(scope, softmax, down, shapes)
+    )
+
+
+def _quantised(up: ScorePath, down: ValuePath) -> Refusal | None:
+    for link in (*up.links, *down.links):
+        if link.kind == "quantise":
+            name = _label(link.node)
+            return Refusal(
+                "quantised",
+                f"{name} quantises the chain; sites with quantised scores or probabilities are not supported yet",
+                name,
+                {"op_type": link.node.op_type},
+            )
+    return None
+
+
+def _split(up: ScorePath, down: ValuePath) -> Refusal | None:
+    if up.parts > 1:
+        node = next(link.node for link in up.links if link.kind == "sink")
+        name = _label(node)
+        return Refusal(
+            "split-scores",
+            f"{name} joins {up.parts} score products along the keys (a split key cache); not supported yet",
+            name,
+            {"parts": up.parts},
+        )
+    for link in down.links:
+        if link.kind == "split":
+            name = _label(link.node)
+            reason = (
+                f"{name} cuts the probabilities into {len(link.node.output)} parts (a split cache); not supported yet"
+            )
+            return Refusal("split-scores", reason, name, {"parts": len(link.node.output)})
+    return None
+
+
+def _axis(scope: Scope, softmax: NodeProto, shapes: Shapes) -> Refusal | None:
+    name, rank = _label(softmax), shapes.rank(scope, softmax.input[0])
+    if rank is None:
+        rank = shapes.rank(scope, softmax.output[0])
+    axis = int_attribute(softmax, "axis", -1 if scope.opset >= _OPSET_LAST_AXIS else 1)
+    values: dict[str, object] = {"axis": axis, "rank": rank, "opset": scope.opset}
+    if axis == -1:
+        return None
+    if rank is None:
+        reason = f"the rank of the input of {name} is not known, so its axis {axis} cannot be checked"
+        return Refusal("rank-unknown", f"{reason}; run shape inference on the model first", name, values)
+    if axis == rank - 1:
+        return None
+    if scope.opset < _OPSET_LAST_AXIS:
+        reason = (
+            f"{name} at opset {scope.opset} normalises over all axes from {axis} on, not over the last of {rank} alone"
+        )
+        return Refusal("softmax-coerced", reason, name, values)
+    return Refusal("axis-not-last", f"{name} normalises axis {axis} of {rank}, not the last one", name, values)
+
+
+def _types(scope: Scope, softmax: NodeProto, down: ValuePath, shapes: Shapes) -> Refusal | None:
+    name = _label(softmax)
+    if scope.opset < _OPSET_OLDEST:
+        reason = f"{name} is of opset {scope.opset}; convert the model to opset {_OPSET_OLDEST} or newer"
+        return Refusal("opset-too-old", reason, name, {"opset": scope.opset})
+    dtype = shapes.dtype(scope, softmax.input[0]) or shapes.dtype(scope, softmax.output[0])
+    if dtype is None and down.product is not None:
+        dtype = shapes.dtype(scope, down.product.output[0]) or shapes.dtype(scope, down.product.input[1])
+    if dtype is None:
+        dtype = _function_dtype(scope)
+    if dtype not in _FLOATS:
+        kind = "not known" if dtype is None else TensorProto.DataType.Name(dtype).lower()
+        reason = f"the element type of {name} is {kind}; float32, float16, bfloat16 and float64 are supported"
+        return Refusal("dtype", reason, name, {"dtype": kind})
+    return None
+
+
+def _function_dtype(scope: Scope) -> int | None:
+    """Functions declare no types: what their callers pass in decides, here the most usual one."""
+    return TensorProto.FLOAT if scope.root.kind == "function" else None
+
+
+def _dims(scope: Scope, softmax: NodeProto, pv: NodeProto, shapes: Shapes) -> Dims:
+    scores = shapes.shape(scope, softmax.input[0]) or shapes.shape(scope, softmax.output[0])
+    values = shapes.shape(scope, pv.input[1])
+    head_size: Dim = values[-1] if values else None
+    group = key_group(scope, pv.input[1], shapes)
+    if scores is None or not scores:
+        return Dims(head_size=head_size, group=group)
+    keys, queries = scores[-1], scores[-2] if len(scores) > 1 else 1
+    heads = scores[-3] if len(scores) > 2 else 1
+    batch = scores[-4] if len(scores) > 3 else 1
+    if keys is None and values is not None and len(values) > 1 and pv.op_type == "MatMul":
+        keys = values[-2]
+    return Dims(batch, heads, queries, keys, head_size, group)
+
+
+def _site(
+    label: str, scope: Scope, softmax: NodeProto, chain: str, up: ScorePath, down: ValuePath, dims: Dims, shapes: Shapes
+) -> Site:
+    qk, pv = up.product, down.product
+    if qk is None or pv is None:
+        raise ValueError("a site needs both products")
+    rank = shapes.rank(scope, softmax.input[0]) or shapes.rank(scope, softmax.output[0])
+    dtype = shapes.dtype(scope, softmax.input[0]) or shapes.dtype(scope, softmax.output[0])
+    dtype = dtype or shapes.dtype(scope, pv.output[0]) or shapes.dtype(scope, pv.input[1]) or _function_dtype(scope)
+    entering = pv.input[list(pv.input).index(down.links[-1].node.output[0])] if down.links else softmax.output[0]
+    product_dtype = shapes.dtype(scope, entering) or dtype
+    late, sum_after = division_place(scope, down, shapes)
+    return Site(
+        label,
+        scope,
+        softmax,
+        chain,
+        qk,
+        pv,
+        up.links,
+        down.links,
+        _scores(softmax, up.links),
+        dims,
+        dtype or TensorProto.FLOAT,
+        product_dtype or TensorProto.FLOAT,
+        down.shared,
+        late,
+        sum_after,
+        rank,
+        mask_fills(scope, up.links),
+    )
+
+
+def _scores(softmax: NodeProto, links: tuple[Link, ...]) -> str:
+    """The value whose softmax is taken: a subtraction of the row maximum right before Softmax is passed by."""
+    for link in reversed(links):
+        if link.kind == "row-max":
+            return link.value
+        if link.kind != "same":
+            break
+    return softmax.input[0]
+
+
+def dtype_name(dtype: int) -> str:
+    """The name of a TensorProto.DataType as numpy writes it, such as float16."""
+    return helper.tensor_dtype_to_np_dtype(dtype).name
