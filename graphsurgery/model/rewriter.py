@@ -30,10 +30,10 @@ class RewriteError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where new nodes go: before or after a node of a scope."""
+    """Where new nodes go: before or after a node of a scope, or at its start where `anchor` is None."""
 
     scope: Scope
-    anchor: NodeProto
+    anchor: NodeProto | None
     after: bool = False
 
 
@@ -134,10 +134,7 @@ class Rewriter:
         for value in inputs:
             if value:
                 scope.uses.setdefault(value, []).append(node)
-        order = self._positions(scope)
-        position = order[id(place.anchor)] if id(place.anchor) in order else self._place[id(place.anchor)][0]
-        self._sequence += 1
-        self._place[id(node)] = (position, 1 if place.after else -1, self._sequence)
+        self._put(node, place)
         scope.nodes.append(node)
         self.changes.added[op_type] += 1
         return outputs[0]
@@ -188,6 +185,21 @@ class Rewriter:
         scope.producers[new] = node
         self.changes.rewired += 1
         return new
+
+    def remove_unused_constant(self, scope: Scope, name: str) -> None:
+        """Remove an initializer or Constant node that nothing reads any more; anything else is left alone."""
+        home = scope.home(name)
+        if home is None or home.uses.get(name) or home.read_elsewhere(name) or name in home.inputs:
+            return
+        node = home.producers.get(name)
+        if node is not None:
+            if node.op_type == "Constant":
+                self.remove(home, node)
+            return
+        tensor = home.initializers.pop(name, None)
+        if tensor is not None and isinstance(home.body, GraphProto):
+            home.body.initializer.remove(tensor)
+            self.changes.rewired += 1
 
     def replace_uses(self, scope: Scope, old: str, new: str) -> None:
         """Let every reader inside the scope read `new`; graph outputs and captures keep `old`."""
@@ -271,6 +283,16 @@ class Rewriter:
         self._place[id(node)] = (-1, 0, self._sequence)
         root.nodes.append(node)
         self.changes.added["Constant"] += 1
+
+    def _put(self, node: NodeProto, place: Place) -> None:
+        order = self._positions(place.scope)
+        self._sequence += 1
+        if place.anchor is None:
+            self._place[id(node)] = (-1, 1, self._sequence)
+            return
+        known = order.get(id(place.anchor))
+        position, side = (known, 1 if place.after else -1) if known is not None else self._place[id(place.anchor)][:2]
+        self._place[id(node)] = (position, side, self._sequence)
 
     def _positions(self, scope: Scope) -> dict[int, int]:
         order = self._order.get(id(scope))
