@@ -50,13 +50,14 @@ def summary(report: dict[str, Any], rewritten: Path) -> str:
     nodes = {when: sum(counts.values()) for when, counts in report["nodes"].items()}
     lines = [f"attention sites  {len(report['sites'])}: " + ", ".join(f"{n} {s}" for s, n in sorted(status.items()))]
     for site in report["sites"]:
-        phi = site.get("phi") or {}
-        value = phi.get("per_head", phi.get("value"))
+        phi: dict[str, Any] = site.get("phi") or {}
+        value: Any = phi.get("per_head", phi.get("value"))
         reason = "" if site["status"] == "rewritten" else f" ({site['code']}: {site['reason']})"
         form = f", form {site['form']}, guard {site['guard']}, phi {value}" if site.get("form") else ""
         lines.append(f"  {site['id']}  {site['status']}{form}{reason}")
     lines.append(f"nodes            {nodes['before']} before, {nodes['after']} after")
-    for engine, outputs in (report.get("verify") or {}).items():
+    engines: dict[str, dict[str, dict[str, float]]] = report.get("verify") or {}
+    for engine, outputs in engines.items():
         worst = max((entry["max_abs"] for entry in outputs.values()), default=0.0)
         lines.append(f"outputs          {len(outputs)} compared on {engine}, largest difference {worst:.2g}")
     lines.append(f"written          {rewritten}")
