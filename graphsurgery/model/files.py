@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import stat
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -49,11 +51,16 @@ class SourceModel:
     folder: Path | None
     """Where the data files of the model are; None for a stream or memory."""
 
-    sha256: str
-    """Of the bytes; for a model from memory of its serialised form."""
-
     label: str
     """Name for messages: the path as given, `<stdin>` or `<memory>`."""
+
+    digest: str = ""
+    """SHA-256 in hex where `raw` is None."""
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the bytes in hex; for a model from memory that of its serialised form as it was given."""
+        return self.digest if self.raw is None else _sha256(self.raw)
 
 
 def load_model(source: str | os.PathLike[str] | onnx.ModelProto | bytes) -> SourceModel:
@@ -66,27 +73,29 @@ def load_model(source: str | os.PathLike[str] | onnx.ModelProto | bytes) -> Sour
     """
     if isinstance(source, onnx.ModelProto):
         raw = _serialised(source, "<memory>")
-        model = SourceModel(source, None, None, None, hashlib.sha256(raw).hexdigest(), "<memory>")
+        model = SourceModel(source, None, None, None, "<memory>", _sha256(raw))
         _check(model, raw)
         return model
     if isinstance(source, bytes):
         return _parsed(source, None, "<memory>")
     name = os.fspath(source)
     if name == _STREAM:
-        return _parsed(_drained(sys.stdin.buffer), None, "<stdin>")
+        return _parsed(_read_stdin(), None, "<stdin>")
     path = Path(name)
     return _parsed(_read(path), path, one_line(name))
 
 
 def _read(path: Path) -> bytes:
     label = one_line(path)
+    # The readers of onnx take these suffixes for text, so a binary model under such a name is a mistake too.
     if path.suffix.lower() in _TEXT_SUFFIXES:
         raise UsageError(f"{label}: models as text ({path.suffix}) are not read; save it as binary .onnx first")
     try:
         with path.open("rb") as stream:
-            if os.fstat(stream.fileno()).st_size > _LARGEST:
+            status = os.fstat(stream.fileno())
+            if status.st_size > _LARGEST:
                 raise _too_large(label)
-            return _drained(stream)
+            return stream.read() if stat.S_ISREG(status.st_mode) else _drained(stream)
     except FileNotFoundError:
         raise UsageError(f"{label}: no such file") from None
     except IsADirectoryError:
@@ -95,6 +104,13 @@ def _read(path: Path) -> bytes:
         raise UsageError(f"{label}: cannot be read: {reason(error)}") from error
     except ValueError:
         raise UsageError(f"{label}: no such file (the name has a NUL character)") from None
+
+
+def _read_stdin() -> bytes:
+    try:
+        return _drained(sys.stdin.buffer)
+    except OSError as error:
+        raise UsageError(f"<stdin>: cannot be read: {reason(error)}") from error
 
 
 def _drained(stream: BinaryIO) -> bytes:
@@ -119,21 +135,22 @@ def _parsed(raw: bytes, path: Path | None, label: str) -> SourceModel:
         raise UsageError(f"{label}: is empty; expected an ONNX model")
     if len(raw) > _LARGEST:
         raise _too_large(label)
+    kept = path is None or len(raw) <= _RAW_KEPT or not path.is_file()
     # The digest of large weights takes as long as parsing them; hashlib lets go of the interpreter lock meanwhile.
     with ThreadPoolExecutor(1) as pool:
-        digest = pool.submit(_digest, raw)
+        pending = None if kept else pool.submit(_sha256, raw)
         try:
             proto = onnx.ModelProto.FromString(raw)
         except DecodeError:
             raise UsageError(f"{label}: {_damage(raw)}") from None
-        sha256 = digest.result()
-    kept = raw if path is None or len(raw) <= _RAW_KEPT or not path.is_file() else None
-    model = SourceModel(proto, kept, path, None if path is None else path.parent, sha256, label)
+        digest = "" if pending is None else pending.result()
+    folder = None if path is None else path.parent
+    model = SourceModel(proto, raw if kept else None, path, folder, label, digest)
     _check(model, raw)
     return model
 
 
-def _digest(raw: bytes) -> str:
+def _sha256(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
@@ -281,14 +298,14 @@ def _original(source: SourceModel) -> bytes | None:
     if source.raw is not None or source.path is None:
         return source.raw
     raw = _read(source.path)
-    if _digest(raw) != source.sha256:
+    if _sha256(raw) != source.sha256:
         raise UsageError(f"{source.label}: the file has changed since it was read; start again")
     return raw
 
 
 def _serialised(proto: onnx.ModelProto, label: str) -> bytes:
     try:
-        data = proto.SerializeToString(deterministic=True)
+        data = proto.SerializeToString()
     except EncodeError:
         raise _too_large(label) from None
     if len(data) > _LARGEST:
