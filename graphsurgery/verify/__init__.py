@@ -1,0 +1,1 @@
+"""Proof that a rewritten model gives the outputs of the original."""
