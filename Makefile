@@ -57,6 +57,6 @@ $(LOWEST)/.installed: pyproject.toml tools/lowest.py $(LOWEST)/bin/python
 	@touch $@
 
 $(VENV)/bin/python $(LOWEST)/bin/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "graphsurgery needs Python 3.11 or newer, and $(PYTHON) is: $$($(PYTHON) --version 2>&1); name another one with make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -m venv --clear $(patsubst %/bin/python,%,$@)

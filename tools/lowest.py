@@ -35,7 +35,9 @@ def constraints(pyproject: Path, extras: list[str]) -> list[str]:
     optional = project.get("optional-dependencies", {})
     unknown = sorted(set(extras) - set(optional))
     if unknown:
-        raise ValueError(f"extra {unknown[0]}: not in {pyproject.name}, which has {', '.join(sorted(optional))}")
+        raise ValueError(
+            f"extra {unknown[0]}: not in {pyproject.name}, which has {', '.join(sorted(optional)) or 'no extras'}"
+        )
     requirements = [*project.get("dependencies", []), *(entry for extra in extras for entry in optional[extra])]
     itself = re.compile(re.escape(project["name"]) + r"\s*\[")
     return sorted({constraint(entry) for entry in requirements if not itself.match(entry)})
