@@ -14,7 +14,7 @@ from graphsurgery.errors import UsageError
 
 __all__ = ["atomic_file", "one_line", "reason", "write_bytes_atomically", "write_text_atomically"]
 
-_LONGEST = 160
+_LONGEST = 200
 
 
 @contextmanager
@@ -94,11 +94,11 @@ def write_text_atomically(target: str | os.PathLike[str], text: str) -> None:
 
 
 def one_line(value: object) -> str:
-    """`value` as a piece of a one-line message: control characters escaped, at most 160 characters."""
+    """`value` as a piece of a one-line message: control characters escaped, the middle of a long text left out."""
     text = str(value)
     if not text.isprintable():
         text = repr(text)[1:-1]
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}…{text[-_LONGEST // 2 :]}"
 
 
 def reason(error: OSError) -> str:

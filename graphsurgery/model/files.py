@@ -160,7 +160,7 @@ def _damage(raw: bytes) -> str:
         return "is a Git LFS pointer, not the model; fetch the file with `git lfs pull`"
     missing = _missing_bytes(raw)
     if missing:
-        return f"is truncated (at least {missing} bytes are missing at the end); copy or download it again"
+        return f"is truncated ({missing} or more bytes are missing at its end); copy or download it again"
     return "is not an ONNX model, or is damaged"
 
 

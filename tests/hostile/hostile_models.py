@@ -163,7 +163,7 @@ FILES = (
     Hostile("all-zero", _file(bytes(64)), "is not an ONNX model"),
     Hostile("damaged-inside", _file(_damaged_inside()), "is damaged"),
     Hostile("truncated-half", _file(_RAW[: len(_RAW) // 2]), "is truncated"),
-    Hostile("truncated-one-byte", _file(_RAW[:-1]), "is truncated (at least 1 bytes"),
+    Hostile("truncated-one-byte", _file(_RAW[:-1]), "is truncated (1 or more bytes"),
 )
 
 MODELS = (
