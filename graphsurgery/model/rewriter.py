@@ -208,6 +208,25 @@ class Rewriter:
                 if value == old:
                     self.set_input(scope, node, position, new)
 
+    def add_output(self, scope: Scope, node: NodeProto, hint: str) -> str:
+        """Give a node one more output (a call, a control-flow node) and return its name."""
+        name = self.fresh(hint)
+        node.output.append(name)
+        scope.producers[name] = node
+        self.changes.rewired += 1
+        return name
+
+    def add_graph_output(self, scope: Scope, name: str, elem_type: int) -> None:
+        """Make a value an output of its graph or function."""
+        if isinstance(scope.body, GraphProto):
+            value = scope.body.output.add()
+            value.name = name
+            value.type.tensor_type.elem_type = elem_type
+        else:
+            scope.body.output.append(name)
+        scope.outputs |= {name}
+        self.changes.rewired += 1
+
     # -- values
 
     def constant(self, scope: Scope, array: np.ndarray, hint: str) -> str:
@@ -226,6 +245,12 @@ class Rewriter:
         else:
             self._add_constant_node(root, tensor)
         self._constants[key] = name
+        return name
+
+    def constant_node(self, scope: Scope, array: np.ndarray, hint: str) -> str:
+        """A Constant node at the start of this very scope (a branch may return it)."""
+        name = self.fresh(hint)
+        self._add_constant_node(scope, numpy_helper.from_array(array, name))
         return name
 
     def declare(self, scope: Scope, name: str, like: ValueInfoProto | None, last_dim: int | None = None) -> None:

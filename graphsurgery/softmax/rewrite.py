@@ -25,7 +25,7 @@ from graphsurgery.softmax.plan import SitePlan
 
 __all__ = ["SoftmaxRewriter"]
 
-PASS_NAME = "unified_max"
+_ORIGIN = "unified_max"
 _CLEAN_UP = frozenset("Constant ConstantOfShape CastLike Cast Expand ReduceMax Sub".split())
 
 
@@ -44,7 +44,7 @@ class SoftmaxRewriter:
         Softmax up to rounding; outside it is finite.
         """
         site = plan.site
-        self.rewriter.start(PASS_NAME, site.id)
+        self.rewriter.start(_ORIGIN, site.id)
         emit = Emitter(self.rewriter, Place(site.scope, site.softmax), _base(site), site.dtype)
         shifted = self._row_shifted(emit, plan) if plan.phi is None else self._phi_shifted(emit, plan)
         clipped = emit.clip(shifted, *plan.window.clip, "clip")

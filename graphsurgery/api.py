@@ -1,0 +1,194 @@
+"""The library calls: a model goes in as a path, a ModelProto or a `gs.Graph`, and the same kind comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from graphsurgery.attention import Findings, find_attention
+from graphsurgery.data import Samples, open_samples, signature
+from graphsurgery.errors import UsageError
+from graphsurgery.integrations.graphsurgeon import is_graph, to_graph, to_model
+from graphsurgery.model.files import SourceModel, load_model
+from graphsurgery.model.index import ModelIndex
+from graphsurgery.model.rewriter import Rewriter
+from graphsurgery.model.shapes import Shapes
+from graphsurgery.options import CalibrateOptions, RewriteOptions
+from graphsurgery.passes import PassResult
+from graphsurgery.passes.decompose_attention import DecomposeAttention
+from graphsurgery.phi.choose import Interval, choose_phi, phi_interval
+from graphsurgery.phi.collect import Evidence, collect
+from graphsurgery.phi.table import PhiTable, load_table
+from graphsurgery.phi.window import executing_dtype, window
+from graphsurgery.progress import Progress, quiet
+from graphsurgery.report.build import SCHEMA, method, site_entries
+from graphsurgery.softmax.decide import decide, given_phi
+from graphsurgery.softmax.plan import SitePlan
+from graphsurgery.softmax.rewrite import SoftmaxRewriter
+from graphsurgery.versions import versions
+
+__all__ = ["Data", "Model", "RewriteResult", "calibrate", "find", "rewrite"]
+
+Model = Any
+"""A path (`-` is stdin), a ModelProto or an `onnx_graphsurgeon.Graph`."""
+Data = str | Path | Sequence[str | Path] | Iterable[Mapping[str, NDArray[Any]]] | Samples
+
+
+@dataclass(frozen=True)
+class RewriteResult:
+    """The rewritten model, of the kind that was given (a ModelProto for a path), and the report."""
+
+    model: Any
+    report: dict[str, Any]
+    source: SourceModel
+    proto: ModelProto
+    changed: bool
+
+    @property
+    def rewritten(self) -> int:
+        """Number of sites rewritten."""
+        return sum(site["status"] == "rewritten" for site in self.report["sites"])
+
+
+def open_model(model: Model) -> SourceModel:
+    """Read a model of any accepted kind; raises UsageError where it cannot be used."""
+    return load_model(to_model(model) if is_graph(model) else model)
+
+
+def open_data(data: Data | None, source: SourceModel, max_samples: int | None = None) -> Samples | None:
+    """Open data sources for a model; None stays None."""
+    if data is None or isinstance(data, Samples):
+        return data
+    return open_samples(data, signature(source.proto), max_samples=max_samples)
+
+
+def find(model: Model) -> Findings:
+    """All attentions of a model, with the reasons for those that are not supported."""
+    return find_attention(ModelIndex(open_model(model).proto))
+
+
+def calibrate(
+    model: Model, *, data: Data, options: CalibrateOptions | None = None, progress: Progress = quiet
+) -> PhiTable:
+    """Row statistics of each site over the data, and the φ that follows.
+
+    Raises UsageError for unusable models and data, EngineError where the model does not run.
+    """
+    options = options or CalibrateOptions()
+    source = open_model(model)
+    samples = open_data(data, source, options.max_samples)
+    if samples is None:
+        raise UsageError("calibrate needs data; give --data DIR")
+    evidence = collect(source.proto, source.folder, samples, progress=progress)
+    findings = find_attention(ModelIndex(source.proto))
+    return PhiTable(source.sha256, evidence, asdict(options), versions(), _table_choices(findings, evidence, options))
+
+
+def _table_choices(findings: Findings, evidence: Evidence, options: CalibrateOptions) -> dict[str, dict[str, object]]:
+    intervals: dict[str, Interval] = {}
+    found: dict[str, dict[str, object]] = {}
+    for site in findings.sites:
+        seen = evidence.sites.get(site.id)
+        if seen is None:
+            continue
+        limits = window(executing_dtype(site, options.target))
+        margin = limits.margin if options.margin is None else options.margin
+        interval = intervals[site.id] = phi_interval(seen.layer, limits, margin)
+        admits = None if interval.empty else [round(interval.low, 6), round(interval.high, 6)]
+        found[site.id] = {"window": limits.dtype, "margin": margin, "phi_admitted": admits, "phi": None}
+    for site, phi in choose_phi(intervals).items():
+        found[site]["phi"] = phi
+    return found
+
+
+def rewrite(
+    model: Model, *, data: Data | None = None, options: RewriteOptions | None = None, progress: Progress = quiet
+) -> RewriteResult:
+    """Rewrite the softmax of every attention to the unified max form (FlashDecoding++, arXiv 2311.01282).
+
+    The model given is not modified.  Raises UsageError for unusable models, data and options, EngineError where
+    calibration cannot run the model.
+    """
+    options = options or RewriteOptions()
+    source = open_model(model)
+    proto = source.proto
+    if source.raw is None and source.path is None:
+        proto = ModelProto()
+        proto.CopyFrom(source.proto)
+    samples = open_data(data, source)
+    index, shapes = ModelIndex(proto), Shapes()
+    before, size = index.node_counts(), len(proto.graph.node)
+    rewriter = Rewriter(index)
+    passes: list[PassResult] = []
+    if options.decompose_attention:
+        passes.append(DecomposeAttention().apply(index, rewriter))
+        rewriter.commit()
+        rewriter.take_changes()
+        shapes = Shapes()
+    findings = find_attention(index, shapes)
+    evidence = _evidence(source, proto, findings, samples, options, progress)
+    plans = decide(findings.sites, evidence, options)
+    passes.append(_write(rewriter, shapes, plans))
+    changed = any(result.changed for result in passes)
+    report = {
+        "schema": SCHEMA,
+        "tool": versions(),
+        "model": _model_entry(source, size),
+        "method": method(evidence, options, _margins(plans, options)),
+        "sites": site_entries(findings, plans),
+        "not_attention": [{"id": other.id, "chain": other.chain, "reason": other.reason} for other in findings.others],
+        "passes": [{"name": r.name, "changed": r.changed, "added": r.added, "removed": r.removed} for r in passes],
+        "nodes": {"before": before, "after": index.node_counts()},
+        "verify": None,
+        "htp": None,
+    }
+    given_back = to_graph(proto) if is_graph(model) else proto
+    return RewriteResult(given_back, report, source, proto, changed)
+
+
+def _evidence(
+    source: SourceModel,
+    proto: ModelProto,
+    findings: Findings,
+    samples: Samples | None,
+    options: RewriteOptions,
+    progress: Progress,
+) -> Evidence:
+    if options.phi != "auto" and given_phi(options) is None:
+        return load_table(options.phi, source.sha256).evidence
+    if samples is None or not findings.sites:
+        return Evidence()
+    return collect(proto, source.folder, samples, progress=progress)
+
+
+def _write(rewriter: Rewriter, shapes: Shapes, plans: list[SitePlan]) -> PassResult:
+    writer = SoftmaxRewriter(rewriter, shapes)
+    todo = [plan for plan in plans if plan.left is None]
+    for plan in todo:
+        writer.write(plan)
+    rewriter.commit()
+    changes = rewriter.take_changes()
+    return PassResult(
+        "unified_max", len(todo), dict(sorted(changes.added.items())), dict(sorted(changes.removed.items()))
+    )
+
+
+def _margins(plans: list[SitePlan], options: RewriteOptions) -> dict[str, float]:
+    windows = {plan.window.dtype: plan.window.margin for plan in plans}
+    return {name: default if options.margin is None else options.margin for name, default in sorted(windows.items())}
+
+
+def _model_entry(source: SourceModel, nodes: int) -> dict[str, Any]:
+    proto = source.proto
+    return {
+        "path": source.label,
+        "sha256": source.sha256,
+        "nodes": nodes,
+        "opset": {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import},
+        "ir": proto.ir_version,
+    }

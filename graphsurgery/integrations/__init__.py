@@ -1,0 +1,1 @@
+"""Adapters at the edge: other libraries' graphs in and out."""

@@ -1,0 +1,1 @@
+"""The report of a rewrite: what was done at every site, why, and with which evidence."""

@@ -1,0 +1,196 @@
+"""Decides for each site whether and how it is rewritten, from its description and its evidence alone."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from graphsurgery.attention.site import Refusal, Site
+from graphsurgery.errors import UsageError
+from graphsurgery.options import RewriteOptions
+from graphsurgery.phi.choose import Interval, check_phi, choose_per_head, choose_phi, phi_interval, window_refusal
+from graphsurgery.phi.collect import Evidence
+from graphsurgery.phi.statistics import SiteStatistics
+from graphsurgery.phi.window import Window, executing_dtype, window
+from graphsurgery.softmax.denominator import chunk_sizes
+from graphsurgery.softmax.plan import Denominator, SitePlan
+
+__all__ = ["decide", "denominator", "given_phi"]
+
+_CHUNK_KEYS = 512
+_SMALLEST_CHUNK = 128
+_LARGEST_OFFSET = 8.0
+
+
+def given_phi(options: RewriteOptions) -> float | None:
+    """The number of `--phi NUMBER`; None for auto and for a table."""
+    if options.phi == "auto":
+        return None
+    try:
+        value = float(options.phi)
+    except ValueError:
+        return None
+    if not math.isfinite(value):
+        raise UsageError(f"--phi {options.phi} is not a finite number; give a number, auto or a table of calibrate")
+    return value
+
+
+@dataclass(frozen=True)
+class _Context:
+    options: RewriteOptions
+    evidence: Evidence
+    given: float | None
+    chosen: dict[str, float]
+
+    def margin(self, limits: Window) -> float:
+        return limits.margin if self.options.margin is None else self.options.margin
+
+
+def decide(sites: tuple[Site, ...], evidence: Evidence, options: RewriteOptions) -> list[SitePlan]:
+    """A plan for each site, in order."""
+    context = _Context(options, evidence, given_phi(options), _choices(sites, evidence, options))
+    selected = _selection(options)
+    return [_plan(site, context) if selected(site.id) else _excluded(site, options) for site in sites]
+
+
+def _choices(sites: tuple[Site, ...], evidence: Evidence, options: RewriteOptions) -> dict[str, float]:
+    intervals: dict[str, Interval] = {}
+    for site in sites:
+        seen = evidence.sites.get(site.id)
+        if seen is not None:
+            limits = window(executing_dtype(site, options.target))
+            margin = limits.margin if options.margin is None else options.margin
+            intervals[site.id] = phi_interval(seen.layer, limits, margin)
+    return choose_phi(intervals)
+
+
+def _selection(options: RewriteOptions) -> Callable[[str], bool]:
+    include, exclude = (
+        _pattern(flag, text) for flag, text in (("include", options.include), ("exclude", options.exclude))
+    )
+
+    def selected(label: str) -> bool:
+        return (include is None or bool(include.search(label))) and not (exclude is not None and exclude.search(label))
+
+    return selected
+
+
+def _pattern(flag: str, text: str | None) -> re.Pattern[str] | None:
+    if text is None:
+        return None
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise UsageError(f"--{flag} {text!r} is not a regular expression: {error}; mend the pattern") from error
+
+
+def _excluded(site: Site, options: RewriteOptions) -> SitePlan:
+    node = site.softmax.name
+    reason = f"{site.id} is left out by --include or --exclude"
+    return SitePlan(site, window(executing_dtype(site, options.target)), left=Refusal("excluded", reason, node))
+
+
+def _plan(site: Site, context: _Context) -> SitePlan:
+    options, limits = context.options, window(executing_dtype(site, context.options.target))
+    seen = context.evidence.sites.get(site.id)
+    how, notes = denominator(site, options)
+    plan = SitePlan(site, limits, denominator=how, notes=(*notes, *_mask_notes(site, limits, options)))
+    if seen is not None and seen.layer.rows:
+        plan = replace(plan, row_max=(seen.layer.row_max_low, seen.layer.row_max_high))
+    if options.guard == "exact":
+        return _exact(plan, seen, "row maximum")
+    plan = _with_phi(plan, seen, context)
+    if plan.left is not None and options.otherwise == "exact":
+        note = f"row maximum kept because of: {plan.left.code}"
+        return _exact(replace(plan, left=None, notes=(*plan.notes, note)), seen, "row maximum")
+    return plan
+
+
+def _with_phi(plan: SitePlan, seen: SiteStatistics | None, context: _Context) -> SitePlan:
+    site, limits = plan.site, plan.window
+    margin, label = context.margin(limits), site.softmax.name or site.id
+    if context.given is not None:
+        refusal = None if seen is None else check_phi(context.given, seen, limits, label)
+        return replace(plan, phi=context.given, phi_source="given", left=refusal)
+    if seen is None:
+        return replace(plan, left=_no_evidence(site, context.evidence))
+    if site.id in context.chosen:
+        return replace(plan, phi=context.chosen[site.id], phi_source="calibrated")
+    heads = choose_per_head(seen, limits, margin) if site.dims.heads == len(seen.heads) else None
+    if heads is not None:
+        return replace(plan, phi=heads, phi_source="calibrated")
+    return replace(plan, left=window_refusal(seen, limits, margin, label))
+
+
+def _no_evidence(site: Site, evidence: Evidence) -> Refusal:
+    label = site.softmax.name or site.id
+    why = evidence.unseen.get(site.id)
+    if why is not None:
+        reason = f"{label} has no row statistics: {why}; rewrite it with --otherwise exact, which needs none"
+    else:
+        reason = f"no evidence for the φ of {label}: add --data DIR (or --otherwise exact, which needs none)"
+    return Refusal("no-evidence", reason, label)
+
+
+def _exact(plan: SitePlan, seen: SiteStatistics | None, source: str) -> SitePlan:
+    return replace(plan, guard="exact", phi=None, phi_source=source, offset=_offset(plan, seen))
+
+
+def _offset(plan: SitePlan, seen: SiteStatistics | None) -> float:
+    """What to add to the row maximum so that K equal keys keep sums and products finite in float16.
+
+    With the maximum itself the sum reaches K, and 66,000 > 65,504; adding c scales every term by e^-c, and e^-8 is
+    still a normal number.
+    """
+    if plan.window.sum_limits is None:
+        return 0.0
+    keys = plan.site.dims.keys
+    count = keys if isinstance(keys, int) else 4096
+    needed = math.log(max(count, 1))
+    if seen is not None and seen.layer.rows:
+        needed += math.log(max(1.0, seen.layer.value_high)) - plan.window.upper
+    return round(min(_LARGEST_OFFSET, max(0.0, needed)) * 8) / 8
+
+
+def denominator(site: Site, options: RewriteOptions) -> tuple[Denominator, tuple[str, ...]]:
+    """How the row sum is taken, with a note where it is not what was asked for."""
+    keys = site.dims.keys
+    if not isinstance(keys, int):
+        asked = options.form == "chunks"
+        return Denominator(), ("the number of keys is symbolic: one sum instead of chunks",) if asked else ()
+    if options.form == "auto":
+        return _automatic(site, keys), ()
+    if options.form == "sum":
+        return Denominator(), ()
+    sizes = chunk_sizes(keys, min(keys, options.chunks or max(2, -(-keys // _CHUNK_KEYS))))
+    even = len(set(sizes)) == 1 and site.rank is not None and site.rank >= 2
+    if options.chunk_sum == "split" or (options.chunk_sum == "auto" and not even):
+        return Denominator("split", sizes), ()
+    if even:
+        return Denominator("reshape", sizes), ()
+    return Denominator("split", sizes), (f"{len(sizes)} chunks do not divide {keys} keys: split instead of reshape",)
+
+
+def _automatic(site: Site, keys: int) -> Denominator:
+    """Chunks of about 512 keys where they divide the keys, one sum otherwise."""
+    if keys <= _CHUNK_KEYS or site.rank is None or site.rank < 2:
+        return Denominator()
+    for chunks in range(-(-keys // _CHUNK_KEYS), keys // _SMALLEST_CHUNK + 1):
+        if keys % chunks == 0:
+            return Denominator("reshape", (keys // chunks,) * chunks)
+    return Denominator()
+
+
+def _mask_notes(site: Site, limits: Window, options: RewriteOptions) -> tuple[str, ...]:
+    """What happens to rows without a visible key where it is not what the original gave."""
+    if options.guard == "exact" or not site.mask_fills & {"finite", "unknown"}:
+        return ()
+    notes = [
+        "a row whose keys are all hidden by a mask of about -10000 becomes uniform; the original took the softmax of "
+        "the scores below the mask"
+    ]
+    if limits.sum_limits is not None and not (site.late_division and site.pv.op_type == "MatMul"):
+        notes.append("a row without a visible key gives 0 instead of a uniform row")
+    return tuple(notes)
