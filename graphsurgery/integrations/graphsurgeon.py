@@ -6,7 +6,8 @@ An adapter only: graphsurgeon drops metadata and some types on the way, so the c
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from onnx import ModelProto
 
@@ -23,7 +24,7 @@ def to_model(graph: Any) -> ModelProto:
     """A ModelProto of a `gs.Graph`; the graph is not modified."""
     import onnx_graphsurgeon as gs
 
-    export: Any = gs.export_onnx  # pyright: ignore[reportUnknownMemberType]
+    export = cast("Callable[[Any], ModelProto]", gs.export_onnx)  # pyright: ignore[reportUnknownMemberType]
     return export(graph)
 
 
