@@ -241,6 +241,32 @@ def test_lowest_refuses_what_has_no_lower_bound(
     assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
 
 
+STEP = """#!/bin/sh
+echo "step $1"
+[ "$1" != "$FAILING" ] || exit 4
+[ "$1" != rewrite ] || echo '{"sites": [{"id": "main/a", "status": "left", "code": "window", "reason": "rows span 30"}],
+  "nodes": {"before": {"Add": 3}, "after": {"Add": 5}}, "verify": {"ort": {"y": {"max_abs": 0.25}}}}' > out/report.json
+"""
+
+
+@pytest.mark.parametrize(
+    ("failing", "status", "steps"),
+    [("", 0, ["inspect", "rewrite", "verify"]), ("rewrite", 4, ["inspect", "rewrite"]), ("inspect", 4, ["inspect"])],
+)
+def test_demo_ends_with_the_status_of_a_failed_step(
+    tmp_path: Path, failing: str, status: int, steps: list[str]
+) -> None:
+    (tmp_path / "python").symlink_to(Path(sys.executable).resolve())
+    (tmp_path / "graphsurgery").write_text(STEP)
+    (tmp_path / "graphsurgery").chmod(0o755)
+    command = (tmp_path / "python", ROOT / "tools" / "demo.py", "--fixtures", ROOT / "fixtures", "--out", "out")
+    done = run(*command, cwd=tmp_path, env=os.environ | {"FAILING": failing})
+    assert done.returncode == status
+    assert re.findall(r"^step (\w+)$", done.stdout, re.MULTILINE) == steps
+    assert ("main/a  left (window: rows span 30)" in done.stdout) == (status == 0)
+    assert ("1 compared on ort, largest difference 0.25" in done.stdout) == (status == 0)
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_make_names_a_python_that_is_too_old(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
