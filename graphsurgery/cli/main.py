@@ -1,0 +1,87 @@
+"""Entry points: parses the arguments, runs a verb and turns every end into an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.exceptions import UnusedCliTokensError
+
+from graphsurgery.cli.doctor import doctor
+from graphsurgery.cli.inspect import inspect
+from graphsurgery.cli.rewrite import rewrite
+from graphsurgery.errors import GraphSurgeryError
+
+__all__ = ["main", "run"]
+
+_BUG, _USAGE, _INTERRUPTED, _CLOSED_PIPE = 1, 2, 130, 141
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line on `argv` (default: that of the process) and return the exit status.
+
+    0 done, 1 a bug (its traceback is printed), 2 usage or bad input, 3 nothing rewritten or not as many sites as
+    expected, 4 verification failed, 130 interrupted, 141 the reader of stdout went away.
+    """
+    try:
+        status = _app()(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+    except CycloptsError as error:
+        return _fail(_parse_message(error), _USAGE)
+    except GraphSurgeryError as error:
+        return _fail(str(error), error.exit_status)
+    except KeyboardInterrupt:
+        return _fail("interrupted; nothing was written", _INTERRUPTED)
+    except BrokenPipeError:
+        # What is still buffered has no reader; flushing it at exit would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _CLOSED_PIPE
+    except Exception:  # noqa: BLE001 - the last stop before the interpreter: a bug keeps its traceback
+        traceback.print_exc()
+        return _BUG
+    return status if isinstance(status, int) else 0
+
+
+def run() -> None:
+    """The console script."""
+    sys.exit(main())
+
+
+def _app() -> App:
+    app = App(
+        name="graphsurgery",
+        help="Rewrites the softmax of exported ONNX attention to the unified max form.",
+        help_format="plaintext",
+        version=_version,
+        default_parameter=Parameter(negative=()),
+        print_error=False,
+        exit_on_error=False,
+        suppress_keyboard_interrupt=False,
+        result_action="return_value",
+    )
+    for verb in (inspect, rewrite, doctor):
+        app.command(verb)
+    return app
+
+
+def _version() -> str:
+    import graphsurgery
+
+    return f"graphsurgery {graphsurgery.__version__}"
+
+
+def _fail(message: str, status: int) -> int:
+    kind = "error: " if status == _USAGE else ""
+    print(f"graphsurgery: {kind}{' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+def _parse_message(error: CycloptsError) -> str:
+    chain = " ".join(("graphsurgery", *(error.command_chain or ())))
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        message = f"unexpected argument '{error.unused_tokens[0]}'"
+    else:
+        message = str(error).rstrip(".")
+    return f"{message}; see {chain} --help"

@@ -1,0 +1,97 @@
+"""What verbs print: messages and progress on stderr, results on stdout."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from graphsurgery.progress import Progress, quiet
+
+__all__ = ["PlainProgress", "RichProgress", "Table", "progress", "say", "show_table", "warn"]
+
+T = TypeVar("T")
+
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+def say(line: str) -> None:
+    """One message for the user."""
+    print(line, file=sys.stderr)
+
+
+def warn(line: str) -> None:
+    """One message that must not be missed; `--quiet` does not silence it."""
+    print(f"graphsurgery: WARNING: {line}", file=sys.stderr)
+
+
+def progress(silent: bool) -> Progress:
+    """A bar on a terminal, a line now and then elsewhere, nothing where silence is asked for."""
+    if silent:
+        return quiet
+    return RichProgress() if sys.stderr.isatty() else PlainProgress()
+
+
+class PlainProgress:
+    """A line at the start, at the end, and in between at most every five seconds."""
+
+    def __call__(self, items: Iterable[T], what: str, total: int) -> Iterator[T]:
+        """Yield the items; see `graphsurgery.progress.Progress`."""
+        say(f"{what}: 0 of {total}")
+        start = shown = time.monotonic()
+        done = 0
+        for item in items:
+            yield item
+            done += 1
+            now = time.monotonic()
+            if done < total and now - shown >= _SECONDS_BETWEEN_LINES:
+                say(f"{what}: {done} of {total}, {now - start:.0f} s")
+                shown = now
+        say(f"{what}: {done} of {total} done in {time.monotonic() - start:.1f} s")
+
+
+class RichProgress:
+    """A bar that disappears when it is full."""
+
+    def __call__(self, items: Iterable[T], what: str, total: int) -> Iterator[T]:
+        """Yield the items; see `graphsurgery.progress.Progress`."""
+        from rich.console import Console
+        from rich.progress import track
+
+        yield from track(items, description=what, total=total, console=Console(stderr=True), transient=True)
+
+
+class Table:
+    """Rows of text under one header."""
+
+    def __init__(self, *header: str) -> None:
+        self.header = header
+        self.rows: list[Sequence[str]] = []
+
+    def add(self, *row: str) -> None:
+        """Add a row with as many cells as the header."""
+        self.rows.append(row)
+
+
+def show_table(table: Table) -> None:
+    """On a terminal a table with borders, else one line per row with the columns aligned by spaces."""
+    if not table.rows:
+        return
+    if sys.stdout.isatty():
+        _show_rich(table)
+        return
+    widths = [max(len(row[column]) for row in (table.header, *table.rows)) for column in range(len(table.header))]
+    for row in (table.header, *table.rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _show_rich(table: Table) -> None:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    shown = RichTable(*table.header)
+    for row in table.rows:
+        shown.add_row(*row)
+    # Names of nodes hold brackets and numbers, which are neither markup nor to be coloured.
+    Console(markup=False, highlight=False).print(shown)

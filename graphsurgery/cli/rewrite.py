@@ -1,0 +1,210 @@
+"""`graphsurgery rewrite`: the main job."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from graphsurgery.cli.args import DataOption, ModelArgument, OutputOption, QuietFlag
+from graphsurgery.cli.output import progress, say, warn
+from graphsurgery.errors import NothingRewrittenError, UsageError, VerificationError
+from graphsurgery.options import External, RewriteOptions
+
+if TYPE_CHECKING:
+    from graphsurgery.api import RewriteResult
+    from graphsurgery.data import Samples
+    from graphsurgery.verify.models import VerifyResult
+
+__all__ = ["rewrite"]
+
+_DEFAULTS = RewriteOptions()
+
+
+def rewrite(
+    model: ModelArgument,
+    /,
+    *,
+    output: OutputOption = None,
+    data: DataOption = (),
+    options: Annotated[RewriteOptions, Parameter(name="*")] = _DEFAULTS,
+    expect: int | None = None,
+    report: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    verify: Annotated[bool | None, Parameter(negative="--no-verify")] = None,
+    keep_failed: bool = False,
+    dry_run: bool = False,
+    external: External = "keep",
+    quiet: QuietFlag = False,
+) -> int:
+    """Rewrite the softmax of every attention, with evidence and proof.
+
+    Calibrates on the data, verifies on held-out samples of it, and writes the model only if all went well.
+
+    Parameters
+    ----------
+    expect
+        Number of sites that must be rewritten; another number ends with status 3.
+    report
+        File for the report (JSON); - writes it to stdout.
+    verify
+        Compare the outputs with those of the original (on when data is given; the last quarter of the samples is then
+        held out from calibration).
+    keep_failed
+        Write the model although verification failed.
+    dry_run
+        Write nothing but the report.
+    external
+        Data files of a model written to another folder: keep links to them, copy makes files of their own.
+    """
+    _check(model, output, report, data, verify, dry_run)
+    job = _Job(model, data, verify is not False and bool(data), quiet)
+    result = job.rewrite(options)
+    checked = job.verify(result)
+    if not quiet:
+        _summarise(result, checked)
+    failure = _failure(result, checked, model, output, expect, quiet)
+    kept = isinstance(failure, VerificationError) and keep_failed
+    with ExitStack() as stack:
+        if report is not None:
+            _write_report(stack, report, result)
+        if output is not None and not dry_run and (failure is None or kept):
+            _write_model(result, output, external, quiet)
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def _check(
+    model: str, output: str | None, report: str | None, data: tuple[str, ...], verify: bool | None, dry_run: bool
+) -> None:
+    if output is None and not dry_run:
+        raise UsageError(f"rewrite needs an output: graphsurgery rewrite {model} -o OUT (or -o -, or --dry-run)")
+    if verify and not data:
+        raise UsageError("--verify needs data; add --data DIR")
+    if output is None or dry_run:
+        return
+    if output == "-" and sys.stdout.isatty():
+        raise UsageError("-o - writes a binary model to the terminal; redirect stdout, or give a file")
+    if report is not None and (report == output or _same_file(report, output)):
+        raise UsageError(f"-o and --report both write {output}; give them different names")
+
+
+def _same_file(first: str, second: str) -> bool:
+    return "-" not in (first, second) and Path(first).absolute() == Path(second).absolute()
+
+
+class _Job:
+    """One rewrite; a model from stdin is read once, as bytes."""
+
+    def __init__(self, model: str, data: tuple[str, ...], verifies: bool, silent: bool) -> None:
+        from graphsurgery.api import open_data, open_model
+
+        self._progress = progress(silent)
+        self._model: str | bytes = model
+        self._label = model
+        self._calibration: Samples | None = None
+        self._held_out: Samples | None = None
+        if model != "-" and not data:
+            return
+        source = open_model(model)
+        self._label = source.label
+        if model == "-" and source.raw is not None:
+            self._model = source.raw
+        samples = open_data(data, source) if data else None
+        self._calibration = samples
+        if samples is None:
+            return
+        if verifies:
+            self._calibration, self._held_out = samples.split()
+        if samples.synthetic:
+            warn("synthetic data: φ and verification rest on made-up samples, not on real inputs")
+
+    def rewrite(self, options: RewriteOptions) -> RewriteResult:
+        from graphsurgery import api
+
+        result = api.rewrite(self._model, data=self._calibration, options=options, progress=self._progress)
+        result.report["model"]["path"] = self._label
+        return result
+
+    def verify(self, result: RewriteResult) -> VerifyResult | None:
+        """Compare with the original on the held-out samples; the report gets the figures."""
+        if self._held_out is None or not result.changed:
+            return None
+        from graphsurgery.verify.models import verify
+
+        with TemporaryDirectory(prefix="graphsurgery-") as folder:
+            candidate = _candidate(result, Path(folder))
+            checked = verify(self._model, candidate, data=self._held_out, progress=self._progress)
+        result.report["verify"] = checked.to_json()
+        return checked
+
+
+def _candidate(result: RewriteResult, folder: Path) -> Any:
+    """The rewritten model as `verify` takes it: a file where its weights are in files of their own."""
+    from graphsurgery.model.external import may_hold_external
+    from graphsurgery.model.files import save_model
+
+    if result.source.folder is None or not may_hold_external(result.proto.SerializeToString()):
+        return result.proto
+    target = folder / "model.onnx"
+    save_model(result.proto, target, source=result.source, external="keep")
+    return target
+
+
+def _summarise(result: RewriteResult, checked: VerifyResult | None) -> None:
+    from graphsurgery.report.text import summary
+
+    if not result.rewritten:
+        return
+    for line in summary(result.report):
+        say(line)
+    if checked is not None:
+        say(checked.summary())
+
+
+def _failure(
+    result: RewriteResult,
+    checked: VerifyResult | None,
+    model: str,
+    output: str | None,
+    expect: int | None,
+    silent: bool,
+) -> NothingRewrittenError | VerificationError | None:
+    from graphsurgery.report.text import hints, nothing_done
+
+    done = result.rewritten
+    if not (done if expect is None else done == expect):
+        if not silent:
+            for line in hints(result.report, model, output):
+                say(line)
+        if not done:
+            return NothingRewrittenError(nothing_done(result.report))
+        return NothingRewrittenError(f"{done} sites were rewritten, --expect asks for {expect}; nothing was written")
+    if checked is not None and not checked.passed:
+        return VerificationError(checked.summary())
+    return None
+
+
+def _write_report(stack: ExitStack, target: str, result: RewriteResult) -> None:
+    """Write the report; a file takes its name only when the model is written too."""
+    from graphsurgery.model.atomic import atomic_file
+
+    text = json.dumps(result.report, indent=1, ensure_ascii=False) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        stack.enter_context(atomic_file(target)).write(text.encode())
+
+
+def _write_model(result: RewriteResult, output: str, external: External, silent: bool) -> None:
+    from graphsurgery.model.files import save_model
+
+    placed = save_model(result.proto, output, source=result.source, external=external, unchanged=not result.changed)
+    for file in placed:
+        if file.note is not None and not silent:
+            say(file.note)
