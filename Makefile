@@ -37,7 +37,7 @@ lowest: $(LOWEST)/.installed
 
 clean:
 	rm -rf $(VENV) $(LOWEST) build dist demo-out *.egg-info .pytest_cache .ruff_cache .hypothesis
-	find graphsurgery tests tools fixtures benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps are written last, so an interrupted installation is done again.
 $(VENV)/.installed: pyproject.toml $(BIN)/python
