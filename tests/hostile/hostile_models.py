@@ -131,6 +131,11 @@ def _function_opset(model: onnx.ModelProto) -> None:
     model.functions.append(helper.make_function("local", "F", ["a"], ["b"], body, [helper.make_opsetid("", 999)]))
 
 
+def _bad_utf8() -> bytes:
+    """A location that is no text; protobuf reads it, as bytes."""
+    return valid_model(initializers=[external_tensor("w.bin")]).SerializeToString().replace(b"w.bin", b"w\xff\xfein")
+
+
 def _huge(dims: Sequence[int]) -> Callable[[onnx.ModelProto], object]:
     def change(model: onnx.ModelProto) -> None:
         del model.graph.initializer[0].dims[:]
@@ -190,6 +195,7 @@ EXTERNAL = (
     Hostile("empty-location", _external(external_tensor("")), "the location is empty"),
     Hostile("no-location", _external(external_tensor(None)), "the location is empty"),
     Hostile("nul-in-location", _external(external_tensor("w.bin\0x")), "NUL"),
+    Hostile("location-not-utf8", _file(_bad_utf8()), "the location is not UTF-8"),
     Hostile("location-twice", _external(_second_location("../secret.bin")), "states the location of its data twice"),
     Hostile("newline-in-location", _external(external_tensor("w\n.bin")), r"'w\n.bin': no such file"),
     Hostile("newline-in-tensor", _external(external_tensor("/w", name="a\nb")), r"tensor 'a\nb' has its data"),
