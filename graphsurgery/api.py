@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import gc
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -116,13 +119,21 @@ def rewrite(
     """
     options = options or RewriteOptions()
     source = open_model(model)
+    samples = open_data(data, source)
+    with _collector_paused():
+        proto, changed, report = _rewritten(source, samples, options, progress)
+    return RewriteResult(to_graph(proto) if is_graph(model) else proto, report, source, proto, changed)
+
+
+def _rewritten(
+    source: SourceModel, samples: Samples | None, options: RewriteOptions, progress: Progress
+) -> tuple[ModelProto, bool, dict[str, Any]]:
     proto = source.proto
     if source.raw is None and source.path is None:
         proto = ModelProto()
         proto.CopyFrom(source.proto)
-    samples = open_data(data, source)
     index, shapes = ModelIndex(proto), Shapes()
-    before, size = index.node_counts(), len(proto.graph.node)
+    model_entry, before = _model_entry(source), index.node_counts()
     rewriter = Rewriter(index)
     passes: list[PassResult] = []
     if options.decompose_attention:
@@ -134,21 +145,19 @@ def rewrite(
     evidence = _evidence(source, proto, findings, samples, options, progress)
     plans = decide(findings.sites, evidence, options)
     passes.append(_write(rewriter, shapes, plans))
-    changed = any(result.changed for result in passes)
     report = {
         "schema": SCHEMA,
         "tool": versions(),
-        "model": _model_entry(source, size),
+        "model": model_entry,
         "method": method(evidence, options, _margins(plans, options)),
         "sites": site_entries(findings, plans),
         "not_attention": [{"id": other.id, "chain": other.chain, "reason": other.reason} for other in findings.others],
         "passes": [{"name": r.name, "changed": r.changed, "added": r.added, "removed": r.removed} for r in passes],
-        "nodes": {"before": before, "after": index.node_counts()},
+        "nodes": {"before": before, "after": _counts_after(before, passes)},
         "verify": None,
         "htp": None,
     }
-    given_back = to_graph(proto) if is_graph(model) else proto
-    return RewriteResult(given_back, report, source, proto, changed)
+    return proto, any(result.changed for result in passes), report
 
 
 def _evidence(
@@ -178,17 +187,37 @@ def _write(rewriter: Rewriter, shapes: Shapes, plans: list[SitePlan]) -> PassRes
     )
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Index and plans are long-lived: scanning them again and again for garbage costs as much as building them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _counts_after(before: dict[str, int], passes: list[PassResult]) -> dict[str, int]:
+    counts = Counter(before)
+    for result in passes:
+        counts.update(result.added)
+        counts.subtract(result.removed)
+    return {kind: count for kind, count in sorted(counts.items()) if count}
+
+
 def _margins(plans: list[SitePlan], options: RewriteOptions) -> dict[str, float]:
     windows = {plan.window.dtype: plan.window.margin for plan in plans}
     return {name: default if options.margin is None else options.margin for name, default in sorted(windows.items())}
 
 
-def _model_entry(source: SourceModel, nodes: int) -> dict[str, Any]:
+def _model_entry(source: SourceModel) -> dict[str, Any]:
     proto = source.proto
     return {
         "path": source.label,
         "sha256": source.sha256,
-        "nodes": nodes,
+        "nodes": len(proto.graph.node),
         "opset": {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import},
         "ir": proto.ir_version,
     }

@@ -76,15 +76,12 @@ def find_attention(index: ModelIndex, shapes: Shapes | None = None) -> Findings:
 
 
 def _anchors(index: ModelIndex) -> Iterator[tuple[Scope, int, NodeProto]]:
+    kinds = {"Softmax"} | _FUSED_STANDARD | _FUSED_CONTRIB
     for scope in index.scopes:
-        for position, node in enumerate(scope.nodes):
-            op = node.op_type
-            if op == "Softmax":
-                if is_standard(node):
-                    yield scope, position, node
-            elif op.endswith("Attention") and (
-                (is_standard(node) and op in _FUSED_STANDARD)
-                or (node.domain == "com.microsoft" and op in _FUSED_CONTRIB)
+        for position, node in [entry for entry in enumerate(scope.nodes) if entry[1].op_type in kinds]:
+            standard = is_standard(node)
+            if (standard and (node.op_type == "Softmax" or node.op_type in _FUSED_STANDARD)) or (
+                node.domain == "com.microsoft" and node.op_type in _FUSED_CONTRIB
             ):
                 yield scope, position, node
 

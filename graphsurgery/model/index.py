@@ -6,6 +6,7 @@ Built once, linear in the number of nodes.  The index holds the nodes of the mod
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -47,7 +48,7 @@ class Scope:
     opset: int
     nodes: list[NodeProto] = field(default_factory=list[NodeProto])
     producers: dict[str, NodeProto] = field(default_factory=dict[str, NodeProto])
-    uses: dict[str, list[NodeProto]] = field(default_factory=dict[str, list[NodeProto]])
+    uses: defaultdict[str, list[NodeProto]] = field(default_factory=lambda: defaultdict[str, list[NodeProto]](list))
     captures: dict[str, list[Capture]] = field(default_factory=dict[str, list[Capture]])
     inputs: frozenset[str] = frozenset()
     outputs: frozenset[str] = frozenset()
@@ -153,11 +154,7 @@ class ModelIndex:
         nesting: list[tuple[int, NodeProto]] = []
         for position, node in enumerate(nodes):
             for value in node.input:
-                readers = uses.get(value)
-                if readers is None:
-                    uses[value] = [node]
-                else:
-                    readers.append(node)
+                uses[value].append(node)
             for value in node.output:
                 producers[value] = node
             if node.op_type in _WITH_SUBGRAPHS:
@@ -186,11 +183,9 @@ class ModelIndex:
 
     def node_counts(self) -> dict[str, int]:
         """Number of nodes by operator over all scopes; other domains as `domain::Op`."""
-        counts: dict[str, int] = {}
-        for _, node in self.walk():
-            kind = node.op_type if is_standard(node) else f"{node.domain}::{node.op_type}"
-            counts[kind] = counts.get(kind, 0) + 1
-        return dict(sorted(counts.items()))
+        counts = Counter((node.domain, node.op_type) for scope in self.scopes for node in scope.nodes)
+        named = {op if domain in _DEFAULT_DOMAINS else f"{domain}::{op}": n for (domain, op), n in counts.items()}
+        return dict(sorted(named.items()))
 
 
 def is_standard(node: NodeProto) -> bool:

@@ -67,7 +67,7 @@ class Rewriter:
         self._touched: dict[int, Scope] = {}
         self._order: dict[int, dict[int, int]] = {}
         self._sequence = 0
-        self._taken: set[str] | None = None
+        self._scopes: list[Scope] = []
         self._constants: dict[tuple[int, str, tuple[int, ...], bytes], str] = {}
         self._names: set[str] = set()
 
@@ -84,16 +84,14 @@ class Rewriter:
 
     def fresh(self, hint: str) -> str:
         """A name that no value and no node of the model has."""
-        if self._taken is None:
-            self._taken = set()
-            for scope in self.index.scopes:
-                self._taken.update(scope.uses, scope.producers, scope.initializers, scope.inputs, scope.outputs)
-                self._taken.update(node.name for node in scope.nodes)
+        if not self._scopes:
+            self._scopes = list(self.index.scopes)
+            self._names.update(node.name for scope in self._scopes for node in scope.nodes)
         name, count = hint, 1
-        while name in self._taken:
+        while name in self._names or any(_knows(scope, name) for scope in self._scopes):
             count += 1
             name = f"{hint}_{count}"
-        self._taken.add(name)
+        self._names.add(name)
         return name
 
     # -- nodes
@@ -113,20 +111,15 @@ class Rewriter:
         `outputs` are names that become its outputs (free names only), or how many fresh ones to make.
         """
         scope = place.scope
-        node = scope.body.node.add()
-        node.op_type = op_type
-        node.name = self.fresh(hint)
-        node.input.extend(inputs)
+        name = self.fresh(hint)
         if isinstance(outputs, int):
             outputs = [self.fresh(f"{hint}_output" if outputs == 1 else f"{hint}_output_{i}") for i in range(outputs)]
-        node.output.extend(outputs)
+        node = scope.body.node.add(op_type=op_type, name=name, input=inputs, output=outputs)
         for key, value in attributes.items():
             _set_attribute(node.attribute.add(), key, value)
-        entry = node.metadata_props.add()
-        entry.key, entry.value = PASS_KEY, self._origin[0]
+        node.metadata_props.add(key=PASS_KEY, value=self._origin[0])
         if self._origin[1]:
-            entry = node.metadata_props.add()
-            entry.key, entry.value = SITE_KEY, self._origin[1]
+            node.metadata_props.add(key=SITE_KEY, value=self._origin[1])
         for value in outputs:
             if value in scope.producers:
                 raise RewriteError(f"{value!r} already has a producer in {scope.id}")
@@ -271,15 +264,15 @@ class Rewriter:
     def commit(self) -> None:
         """Put the new nodes in their places and drop the removed ones, with their declared types."""
         for key, scope in self._touched.items():
-            place = {id(node): self._rank(scope, node, self._order[key]) for node in scope.nodes}
+            ordered, gone = self._ordered(scope, self._order[key])
+            position = {id(node): i for i, node in enumerate(ordered)}
+            end = len(ordered)
             body = scope.body
-            body.node.sort(key=lambda node, place=place: place[id(node)])
-            gone = sum(id(node) in self._removed for node in scope.nodes)
+            body.node.sort(key=lambda node, position=position, end=end: position.get(id(node), end))
             if gone:
-                del body.node[len(body.node) - gone :]
-            scope.nodes = list(body.node)
-            if gone:
+                del body.node[end:]
                 self._drop_value_info(scope)
+            scope.nodes = ordered
             scope.forget_value_info()
         self._touched.clear()
         self._order.clear()
@@ -288,11 +281,23 @@ class Rewriter:
 
     # -- inside
 
-    def _rank(self, scope: Scope, node: NodeProto, order: dict[int, int]) -> tuple[int, int, int]:
-        if id(node) in self._removed:
-            return (len(scope.nodes) + 1, 0, 0)
-        known = order.get(id(node))
-        return (known, 0, 0) if known is not None else self._place[id(node)]
+    def _ordered(self, scope: Scope, order: dict[int, int]) -> tuple[list[NodeProto], int]:
+        """The nodes in their new order, new ones merged in, and how many are gone."""
+        before = len(order)
+        new = [node for node in scope.nodes[before:] if id(node) not in self._removed]
+        new.sort(key=lambda node: self._place[id(node)])
+        ordered: list[NodeProto] = []
+        done = 0
+        for node in new:
+            position, side, _ = self._place[id(node)]
+            upto = position + (side > 0) if position >= 0 else 0
+            ordered += scope.nodes[done:upto]
+            done = max(done, upto)
+            ordered.append(node)
+        ordered += scope.nodes[done:before]
+        if self._removed:
+            ordered = [node for node in ordered if id(node) not in self._removed]
+        return ordered, len(scope.nodes) - len(ordered)
 
     def _add_constant_node(self, root: Scope, tensor: TensorProto) -> None:
         node = root.body.node.add()
@@ -301,8 +306,7 @@ class Rewriter:
         attribute = node.attribute.add()
         attribute.name, attribute.type = "value", AttributeProto.TENSOR
         attribute.t.CopyFrom(tensor)
-        entry = node.metadata_props.add()
-        entry.key, entry.value = PASS_KEY, self._origin[0]
+        node.metadata_props.add(key=PASS_KEY, value=self._origin[0])
         root.producers[tensor.name] = node
         self._positions(root)
         self._place[id(node)] = (-1, 0, self._sequence)
@@ -341,6 +345,16 @@ class Rewriter:
         stale = [i for i, info in enumerate(infos) if info.name not in known]
         for i in reversed(stale):
             del infos[i]
+
+
+def _knows(scope: Scope, name: str) -> bool:
+    return (
+        name in scope.producers
+        or name in scope.uses
+        or name in scope.initializers
+        or name in scope.inputs
+        or name in scope.outputs
+    )
 
 
 def _set_attribute(attribute: AttributeProto, name: str, value: Attribute) -> None:
