@@ -9,9 +9,11 @@ import traceback
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.exceptions import UnusedCliTokensError
 
+from graphsurgery.cli.calibrate import calibrate
 from graphsurgery.cli.doctor import doctor
 from graphsurgery.cli.inspect import inspect
 from graphsurgery.cli.rewrite import rewrite
+from graphsurgery.cli.verify import verify
 from graphsurgery.errors import GraphSurgeryError
 
 __all__ = ["main", "run"]
@@ -61,7 +63,7 @@ def _app() -> App:
         suppress_keyboard_interrupt=False,
         result_action="return_value",
     )
-    for verb in (inspect, rewrite, doctor):
+    for verb in (inspect, calibrate, rewrite, verify, doctor):
         app.command(verb)
     return app
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from graphsurgery.progress import Progress, quiet
 
-__all__ = ["PlainProgress", "RichProgress", "Table", "progress", "say", "show_table", "warn"]
+__all__ = ["PlainProgress", "RichProgress", "Table", "progress", "say", "show_table", "warn_synthetic"]
 
 T = TypeVar("T")
 
@@ -21,9 +21,10 @@ def say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def warn(line: str) -> None:
-    """One message that must not be missed; `--quiet` does not silence it."""
-    print(f"graphsurgery: WARNING: {line}", file=sys.stderr)
+def warn_synthetic() -> None:
+    """Synthetic data must not be missed; `--quiet` does not silence this."""
+    say("graphsurgery: WARNING: SYNTHETIC DATA: made-up samples stand in for real inputs, and what follows from them")
+    say("graphsurgery: WARNING: (row statistics, phi, verification) says little about yours; give recorded samples")
 
 
 def progress(silent: bool) -> Progress:

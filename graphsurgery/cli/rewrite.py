@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from graphsurgery.cli.args import DataOption, ModelArgument, OutputOption, QuietFlag
-from graphsurgery.cli.output import progress, say, warn
+from graphsurgery.cli.output import progress, say, warn_synthetic
 from graphsurgery.errors import NothingRewrittenError, UsageError, VerificationError
 from graphsurgery.options import External, RewriteOptions
 
@@ -106,29 +106,27 @@ class _Job:
 
         self._progress = progress(silent)
         self._model: str | bytes = model
-        self._label = model
         self._calibration: Samples | None = None
         self._held_out: Samples | None = None
-        if model != "-" and not data:
+        if not data:
             return
         source = open_model(model)
-        self._label = source.label
-        if model == "-" and source.raw is not None:
+        if source.path is None and source.raw is not None:
             self._model = source.raw
-        samples = open_data(data, source) if data else None
-        self._calibration = samples
+        self._calibration = samples = open_data(data, source)
         if samples is None:
             return
         if verifies:
             self._calibration, self._held_out = samples.split()
         if samples.synthetic:
-            warn("synthetic data: φ and verification rest on made-up samples, not on real inputs")
+            warn_synthetic()
 
     def rewrite(self, options: RewriteOptions) -> RewriteResult:
         from graphsurgery import api
 
         result = api.rewrite(self._model, data=self._calibration, options=options, progress=self._progress)
-        result.report["model"]["path"] = self._label
+        if isinstance(self._model, bytes):
+            result.report["model"]["path"] = "<stdin>"
         return result
 
     def verify(self, result: RewriteResult) -> VerifyResult | None:
