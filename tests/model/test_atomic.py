@@ -82,7 +82,7 @@ def test_a_pipe_is_written_into_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "p"
     os.mkfifo(pipe)
     received: list[bytes] = []
-    reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()))
+    reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()), daemon=True)
     reader.start()
     write_bytes_atomically(pipe, b"content")
     reader.join(timeout=10)
@@ -150,10 +150,20 @@ def test_a_write_that_fails_changes_nothing(tmp_path: Path, existing: bool) -> N
     assert not existing or target.read_bytes() == b"old"
 
 
-def test_a_device_that_is_full() -> None:
-    with pytest.raises(UsageError, match="cannot write /dev/full: No space left on device"):
-        write_bytes_atomically("/dev/full", b"x")
-    assert Path("/dev/full").is_char_device()
+def test_a_pipe_whose_reader_goes_away(tmp_path: Path) -> None:
+    pipe = tmp_path / "p"
+    os.mkfifo(pipe)
+
+    def read_a_little() -> None:
+        with pipe.open("rb", buffering=0) as stream:
+            stream.read(10)
+
+    reader = threading.Thread(target=read_a_little, daemon=True)
+    reader.start()
+    with pytest.raises(UsageError, match="Broken pipe"):
+        write_bytes_atomically(pipe, bytes(1 << 21))
+    reader.join(timeout=10)
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Literal
 
@@ -323,11 +324,17 @@ def test_stdout_gets_the_model_with_its_references(split: Path, monkeypatch: pyt
     assert _names(split.parent) == ["data", "data/w.bin", "m.onnx"]
 
 
-def test_a_device_gets_the_model_alone(split: Path) -> None:
+def test_a_pipe_gets_the_model_alone(split: Path, out: Path) -> None:
+    pipe = out / "pipe"
+    os.mkfifo(pipe)
+    received: list[bytes] = []
+    reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()), daemon=True)
+    reader.start()
     model = load_model(split)
-    assert save_model(model.proto, "/dev/null", source=model) == []
-    assert Path("/dev/null").is_char_device()
-    assert not Path("/dev/data").exists()
+    assert save_model(model.proto, pipe, source=model) == []
+    reader.join(timeout=10)
+    assert received == [split.read_bytes()]
+    assert _names(out) == ["pipe"]
 
 
 def test_a_model_from_a_stream_needs_its_data_beside_the_output(split: Path, out: Path) -> None:

@@ -45,6 +45,12 @@ def _content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def _identities(folder: Path) -> dict[Path, tuple[int, int, int]]:
+    """What changes when a file is replaced, written or linked (reading changes only the access time)."""
+    found = {path: path.stat() for path in folder.rglob("*")}
+    return {path: (status.st_ino, status.st_mtime_ns, status.st_nlink) for path, status in found.items()}
+
+
 def _no_links(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_path: Path, _source: Path) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
@@ -54,10 +60,10 @@ def _no_links(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mode", ["keep", "copy"])
 def test_in_the_same_folder_nothing_is_done(source: Path, mode: placement.External) -> None:
-    before = {path: path.stat() for path in source.rglob("*")}
+    before = _identities(source)
     placed = place_external(_model("w.bin", "sub/a.bin"), source, source / "out.onnx", mode)
     assert placed == [PlacedFile(source / "w.bin", "present"), PlacedFile(source / "sub/a.bin", "present")]
-    assert {path: path.stat() for path in source.rglob("*")} == before
+    assert _identities(source) == before
 
 
 def test_in_the_same_folder_by_another_name_nothing_is_done(tmp_path: Path, source: Path) -> None:
@@ -101,10 +107,10 @@ def test_keep_copies_where_a_link_is_not_possible_and_says_so(
 def test_a_second_run_finds_all_present(source: Path, out: Path, mode: placement.External) -> None:
     model = _model("w.bin", "sub/a.bin")
     place_external(model, source, out / "m.onnx", mode)
-    before = {path: path.stat() for path in out.rglob("*")}
+    before = _identities(out)
     placed = place_external(model, source, out / "m.onnx", mode)
     assert [entry.how for entry in placed] == ["present", "present"]
-    assert {path: path.stat() for path in out.rglob("*")} == before
+    assert _identities(out) == before
 
 
 @pytest.mark.parametrize("mode", ["keep", "copy"])
