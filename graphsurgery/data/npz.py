@@ -125,10 +125,7 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
 def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
     with archive.open(member) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        array: NDArray[Any] = npy.read_array(file, allow_pickle=False)
-        # The checksum is only compared when the end is reached.
-        file.read(1)
-    return array
+        return npy.read_array(file, allow_pickle=False)
 
 
 def _reason(error: BaseException) -> str:

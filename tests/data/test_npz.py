@@ -192,7 +192,7 @@ def test_member_above_the_limit(specs: Specs, tmp_path: Path) -> None:
         b"\x93NUMPY\x01\x00\x10\x00{'descr': '<f4'}",
         b"\x93NUMPY\x01\x00\x06\x00((((((",
         b"\x93NUMPY\x01\x00\x10\x27" + b"(" * 10_000,
-        header((-2, -4)),
+        header((-2, -4)) + bytes(32),
         header((2, 4), "<f9"),
     ],
     ids=["empty", "cut", "version", "other", "keys", "syntax", "nested", "negative", "type"],

@@ -44,8 +44,9 @@ def test_generator_that_reuses_its_buffer_is_copied(specs: Specs) -> None:
 
 def test_endless_iterable_stops_at_max_samples(specs: Specs) -> None:
     def endless() -> Iterator[Sample]:
-        while True:
+        for _ in range(3):
             yield sample()
+        raise AssertionError("a fourth sample was asked for")
 
     assert len(open_samples(endless(), specs, max_samples=3)) == 3
 

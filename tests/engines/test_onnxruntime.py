@@ -29,7 +29,8 @@ X = np.array([1, 2], np.float32)
 def external(folder: Path) -> onnx.ModelProto:
     proto = model("g (float[2] x) => (float[2] y) { y = Add(x, w) }")
     tensor = onnx.TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
-    tensor.external_data.add(key="location", value="w.bin")
+    for key, value in (("location", "w.bin"), ("offset", "0"), ("length", "8")):
+        tensor.external_data.add(key=key, value=value)
     proto.graph.initializer.append(tensor)
     folder.mkdir(exist_ok=True)
     np.array([10, 20], np.float32).tofile(folder / "w.bin")
@@ -170,7 +171,8 @@ def test_names_a_version_that_is_too_new() -> None:
     proto = model("g (float[2] x) => (float[2] y) { y = Identity(x) }")
     proto.ir_version = 99
     message = error(OnnxRuntime().open, proto.SerializeToString())
-    assert message.startswith("onnxruntime cannot load the model: Unsupported model IR version: 99, max supported")
+    assert message.startswith("onnxruntime cannot load the model: ")
+    assert "Unsupported model IR version: 99, max supported" in message
 
 
 def test_names_a_node_that_has_no_kernel() -> None:
