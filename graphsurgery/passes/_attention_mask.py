@@ -65,10 +65,6 @@ def _additive(call: Call, emit: Emitter, keys: Axis) -> str:
         return ""
     if call.mask_dtype == TensorProto.BOOL:
         mask = _select(emit, mask, "")
-    elif call.dtype is None:
-        mask = emit.shared("CastLike", [mask, call.query], "mask_cast")
-    elif call.mask_dtype != call.dtype:
-        mask = emit.shared("Cast", [mask], "mask_cast", to=call.dtype)
     return _pad(call, emit, mask, keys) if padded else mask
 
 
@@ -214,8 +210,8 @@ def _positions_may_block(call: Call) -> bool:
 def _mask_may_block(call: Call) -> bool:
     if not call.mask:
         return False
-    # a cast may turn the lowest number of a wider type into -inf; a window may end inside the padding
-    if call.mask_dtype not in (TensorProto.BOOL, call.dtype) or (call.left >= 0 and _needs_padding(call)):
+    if call.left >= 0 and _needs_padding(call):
+        # the window of a late query may hold nothing but padding
         return True
     value = constant_value(call.scope, call.mask)
     if value is None:

@@ -40,7 +40,7 @@ class Axis(NamedTuple):
 class Call:
     """One Attention node with everything that is known about it before the graph changes.
 
-    Dimensions are integers, names, or None where they are not known.
+    Dimensions are integers, names, or None where they are not known; so is `dtype`, the type of query and key.
     """
 
     scope: Scope
@@ -169,7 +169,7 @@ def read_call(scope: Scope, node: NodeProto, shapes: Shapes) -> Call:
         node=node,
         name=node.name or f"{node.output[0]}_attention",
         rank=rank,
-        dtype=next((t for t in (shapes.dtype(scope, given[name]) for name in ("Q", "K")) if t is not None), None),
+        dtype=_dtype(scope, given, shapes),
         query=given["Q"],
         key=given["K"],
         value=given["V"],
@@ -236,8 +236,18 @@ def _check_inputs(scope: Scope, given: dict[str, str], shapes: Shapes) -> None:
         raise UnsupportedError(
             f"input attn_mask: {TensorProto.DataType.Name(dtype)} is neither bool nor floating point"
         )
+    if dtype != TensorProto.BOOL and q is not None and dtype != q:
+        raise UnsupportedError("input attn_mask: its type differs from that of Q")
     if shape is not None and not 1 <= len(shape) <= 4:
         raise UnsupportedError(f"input attn_mask: rank {len(shape)}")
+
+
+def _dtype(scope: Scope, given: dict[str, str], shapes: Shapes) -> int | None:
+    found = next((t for t in (shapes.dtype(scope, given[name]) for name in ("Q", "K")) if t is not None), None)
+    # onnx before 1.19 has no arrays of bfloat16: such constants are converted in the graph
+    if found == TensorProto.BFLOAT16 and helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16).itemsize != 2:
+        return None
+    return found
 
 
 def _rank(scope: Scope, node: NodeProto, given: dict[str, str], shapes: Shapes) -> int:

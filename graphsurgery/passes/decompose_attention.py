@@ -31,9 +31,9 @@ class DecomposeAttention:
     Differences: scores are scaled once and not by the square root twice, so half precision rounds otherwise; the
     guard also gives 0 for a NaN in the scores of a node that has it.
 
-    Left as they are: the operators of other domains; a mask of integers or of unknown type; a mask shorter than the
-    keys in opset 23; a negative scale; values of another type than the query; attributes that refer to a function's
-    parameters; inputs of unknown rank with head counts given.
+    Left as they are: the operators of other domains; a mask of integers, of another float type than the query or of
+    unknown type; a mask shorter than the keys in opset 23; a negative scale; values of another type than the query;
+    attributes that refer to a function's parameters; inputs of unknown rank with head counts given.
     """
 
     name: str = "decompose_attention"
