@@ -88,6 +88,13 @@ def test_integers_and_booleans_are_exact(dtype: type[np.generic]) -> None:
     assert (got.within, got.max_abs, got.worst_index) == (False, 1.0, (2,))
 
 
+def test_four_bit_integers_are_exact() -> None:
+    assert tolerance(np.dtype(ml_dtypes.int4)) == (0.0, 0.0)
+    values = np.array([1, 2], ml_dtypes.uint4)
+    assert compare("y", values, values).within
+    assert not compare("y", values, np.array([1, 3], ml_dtypes.uint4)).within
+
+
 def test_integers_beyond_float64_differ() -> None:
     got = compare("y", np.array([2**60], np.int64), np.array([2**60 + 1], np.int64))
     assert (got.within, got.max_abs, got.worst_index) == (False, 1.0, (0,))
@@ -108,7 +115,8 @@ def test_element_type_is_strict() -> None:
 def test_nan_and_infinity_of_the_reference() -> None:
     reference = f32(np.nan, np.inf, -np.inf, 1)
     assert compare("y", reference, f32(5, np.inf, -np.inf, 1)).within
-    assert compare("y", reference, reference).max_abs == 0.0
+    same = compare("y", reference, reference)
+    assert (same.max_abs, same.nan_mismatches, same.within) == (0.0, 0, True)
 
 
 @pytest.mark.parametrize("wrong", [-np.inf, np.nan, 3e38])
@@ -187,6 +195,15 @@ def test_merge_takes_the_worst_of_each() -> None:
     assert (got.finite, got.nan_mismatches, got.max_abs, got.shape) == (False, 2, math.inf, (1,))
     assert merge([small]) == small
     assert merge([small, small]).within
+
+
+def test_merge_points_at_the_sample_out_of_tolerance() -> None:
+    """A small difference of small values can fail where a larger one of large values is fine."""
+    fine = compare("y", f32(1e6, 1e6), f32(1e6, 1e6 + 10))
+    fails = compare("y", f32(1), f32(1.5))
+    got = merge([fine, fails])
+    assert (got.max_abs, got.within) == (10.0, False)
+    assert (got.worst_index, got.shape) == ((0,), (1,))
 
 
 def test_merge_refuses_a_mixture() -> None:
