@@ -164,6 +164,7 @@ FILES = (
     Hostile("zip", _file(b"PK\x03\x04" + bytes(60)), "is not an ONNX model"),
     *(Hostile(f"garbage-{seed}", _file(_garbage(seed, 300)), "is not an ONNX model") for seed in range(6)),
     Hostile("garbage-that-parses", _file(b"\x08\x08\xa2\x06\x03abc"), "is not an ONNX model"),
+    Hostile("garbage-with-a-long-field", _file(b"\x12\xff\x7fgarbage"), "is not an ONNX model"),
     Hostile("a-tensor", _file(_TENSOR), "is not an ONNX model"),
     Hostile("all-zero", _file(bytes(64)), "is not an ONNX model"),
     Hostile("damaged-inside", _file(_damaged_inside()), "is damaged"),

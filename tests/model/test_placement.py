@@ -131,9 +131,16 @@ def test_equal_sizes_are_compared_beyond_the_first_block(
     monkeypatch.setattr(placement, "_BLOCK", 16)
     (out / "w.bin").write_bytes(_CONTENT["w.bin"])
     assert place_external(_model("w.bin"), source, out / "m.onnx", "copy")[0].how == "present"
-    (out / "w.bin").write_bytes(b"w" * 40 + b"x" + b"w" * 23)
-    with pytest.raises(UsageError, match="different file"):
-        place_external(_model("w.bin"), source, out / "m.onnx", "copy")
+    for other in (b"w" * 40 + b"x" + b"w" * 23, b"w" * 80):
+        (out / "w.bin").write_bytes(other)
+        with pytest.raises(UsageError, match="different file"):
+            place_external(_model("w.bin"), source, out / "m.onnx", "copy")
+
+
+def test_a_linked_file_is_known_without_reading_it(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place_external(_model("w.bin"), source, out / "m.onnx", "keep")
+    monkeypatch.setattr(placement, "_opened", lambda path: pytest.fail(f"{path} was read"))
+    assert place_external(_model("w.bin"), source, out / "m.onnx", "keep")[0].how == "present"
 
 
 def test_a_folder_of_that_name_is_in_the_way(source: Path, out: Path) -> None:
@@ -229,5 +236,7 @@ def test_from_a_download_cache_the_file_itself_is_placed(tmp_path: Path, out: Pa
     assert placed[0].how == ("linked" if mode == "keep" else "copied")
     assert not (out / "m.onnx_data").is_symlink()
     assert (out / "m.onnx_data").samefile(blobs / "2222") == (mode == "keep")
-    same = place_external(model, snapshot, snapshot / "out.onnx", mode, model_path=snapshot / "m.onnx")
-    assert [entry.how for entry in same] == ["present"]
+    (tmp_path / "alias").symlink_to("snapshots/0a1b")
+    for folder in (snapshot, tmp_path / "alias"):
+        same = place_external(model, snapshot, folder / "out.onnx", mode, model_path=snapshot / "m.onnx")
+        assert [entry.how for entry in same] == ["present"]
