@@ -56,8 +56,8 @@ def test_changelog_begins_with_the_version() -> None:
 
 
 def test_public_names_import() -> None:
-    names: list[str] = getattr(graphsurgery, "__all__", [])
-    assert len(names) == len(set(names))
+    names = graphsurgery.__all__
+    assert sorted(set(names)) == sorted(names)
     missing = [name for name in names if not hasattr(graphsurgery, name)]
     assert not missing
 
@@ -132,7 +132,7 @@ def test_wheel_holds_the_data_files(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
     wanted = [path for path in (source / "graphsurgery").rglob("*") if path.suffix in {".py", ".json", ".typed"}]
-    assert {"py.typed"} <= {path.name for path in wanted}
+    assert {"py.typed", "schema.json"} <= {path.name for path in wanted}
     assert {path.relative_to(source).as_posix() for path in wanted} <= packed
     assert any(name.endswith("/licenses/LICENSE") for name in packed)
     assert not [name for name in packed if not name.startswith("graphsurgery")]
@@ -245,7 +245,8 @@ STEP = """#!/bin/sh
 echo "step $1"
 [ "$1" != "$FAILING" ] || exit 4
 [ "$1" != rewrite ] || echo '{"sites": [{"id": "main/a", "status": "left", "code": "window", "reason": "rows span 30"}],
-  "nodes": {"before": {"Add": 3}, "after": {"Add": 5}}, "verify": {"ort": {"y": {"max_abs": 0.25}}}}' > out/report.json
+  "nodes": {"before": {"Add": 3}, "after": {"Add": 5}}, "verify": {"onnxruntime": {
+  "x": {"max_abs": 0.125, "floor_abs": 0.5}, "y": {"max_abs": 0.25, "floor_abs": 0.5}}}}' > out/report.json
 """
 
 
@@ -264,7 +265,7 @@ def test_demo_ends_with_the_status_of_a_failed_step(
     assert done.returncode == status
     assert re.findall(r"^step (\w+)$", done.stdout, re.MULTILINE) == steps
     assert ("main/a  left (window: rows span 30)" in done.stdout) == (status == 0)
-    assert ("1 compared on ort, largest difference 0.25" in done.stdout) == (status == 0)
+    assert ("largest difference 0.25 in y; one rounding step gives 0.5" in done.stdout) == (status == 0)
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
