@@ -19,8 +19,8 @@ from graphsurgery.passes.decompose_attention import DecomposeAttention
 
 Values = dict[str, np.ndarray]
 
-# largest absolute difference, from one rounding of results of magnitude 1 to 2 and of the scaled query
-ATOL = {"float64": 1e-12, "float32": 5e-7, "float16": 2e-3, "bfloat16": 1.6e-2}
+# largest absolute difference: a few roundings of scores up to 4 enter the exponent, results reach 3
+ATOL = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
 # packages without complete types
 ONNXRUNTIME: Any = onnxruntime
 REFERENCE: Any = onnx.reference

@@ -112,12 +112,14 @@ def test_a_decode_step_sees_every_key() -> None:
 @pytest.mark.parametrize("window", ["", "left_window_size = 2", "left_window_size = 1, right_window_size = 1"])
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("queries", [3, 9])
-def test_positions_of_unknown_lengths(window: str, causal: int, queries: int) -> None:
+@pytest.mark.parametrize("masked", [True, False])
+def test_positions_of_unknown_lengths(window: str, causal: int, queries: int, masked: bool) -> None:
     attributes = f"is_causal = {causal}" + (f", {window}" if window else "")
-    model = named(f"y = Attention <{attributes}> (q0, k, v, m)", "float[S, T] m", opset=25)
+    inputs, declared = ("q0, k, v, m", "float[S, T] m") if masked else ("q0, k, v", "")
+    model = named(f"y = Attention <{attributes}> ({inputs})", declared, opset=25)
     new, _ = decompose(model)
     mask = np.random.default_rng(11).normal(size=(queries, 4)).astype(np.float32)
-    feed = feeds(queries=queries, keys=6, m=mask)
+    feed = feeds(queries=queries, keys=6) | ({"m": mask} if masked else {})
     assert_same(run(new, feed), reference(model, feed))
 
 
@@ -128,7 +130,9 @@ def test_positions_of_unknown_lengths(window: str, causal: int, queries: int) ->
         # queries that stand after the last key see none through a window
         ("left_window_size = 1", "", np.float32, None),
         # the window of the last queries holds nothing but padding
-        ("left_window_size = 1", "bool[9, 4] m", np.bool_, np.ones((9, 4))),
+        ("left_window_size = 1", "bool[6, 4] m", np.bool_, np.ones((6, 4))),
+        # each row of the mask has a key, the first row none that the order allows
+        ("is_causal = 1", "bool[9, 6] m", np.bool_, np.eye(9, 6, 5) + np.eye(9, 6, -1) + np.eye(9, 6, -5)),
         ("is_causal = 1, left_window_size = 3", "float[9, 6] m", np.float32, np.full((9, 6), 0.25)),
     ],
 )
@@ -137,8 +141,10 @@ def test_known_lengths(
     attributes: str, mask: str, dtype: type[np.generic], value: np.ndarray | None, constant: bool
 ) -> None:
     body = f"y = Attention <{attributes}> (q0, k, v{', m' if mask else ''})"
-    model = named(body, "" if constant else mask, 25, ("9", "6", "4"), outputs="float[B, 4, 9, 8] y")
-    feed = feeds(queries=9, keys=6)
+    queries = 9 if value is None else len(value)
+    lengths, outputs = (str(queries), "6", "4"), f"float[B, 4, {queries}, 8] y"
+    model = named(body, "" if constant else mask, 25, lengths, outputs=outputs)
+    feed = feeds(queries=queries, keys=6)
     if value is not None and constant:
         model.graph.initializer.append(onnx.numpy_helper.from_array(value.astype(dtype), "m"))
     elif value is not None:
@@ -271,6 +277,26 @@ def test_attention_of_another_domain_is_untouched() -> None:
     new, result = decompose(model)
     assert result == PassResult("decompose_attention", 0)
     assert new.SerializeToString(deterministic=True) == model.SerializeToString(deterministic=True)
+
+
+@needs_the_operator
+@pytest.mark.parametrize("in_function", [True, False])
+def test_double_precision_is_kept_where_type_or_head_size_is_not_known(in_function: bool) -> None:
+    model = parser.parse_model(f"""
+      <ir_version: 10, opset_import: ["" : 23, "local" : 1]>
+      agraph (double[1, 2, 3, D] q, double[1, 2, 5, D] k) => (double[1, 2, 3, D] y) {{
+        y = {"local.block" if in_function else "Attention"} (q, k, k)
+      }}
+      <domain: "local", opset_import: ["" : 23]> block (q, k, v) => (y) {{
+        shape = Constant <value = int64[4] {{1, 2, -1, 6}}> ()
+        q4 = Reshape (q, shape)
+        y = Attention (q4, k, v)
+      }}
+    """)
+    new, _ = decompose(model)
+    rng = np.random.default_rng(2)
+    feed = {name: rng.normal(size=(1, 2, size, 6)) for name, size in (("q", 3), ("k", 5))}
+    assert_same(run(new, feed), reference(model, feed))
 
 
 @needs_the_operator
