@@ -57,11 +57,15 @@ def external_tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
 
 
 def may_hold_external(raw: bytes) -> bool:
-    """Whether the bytes of a model can hold a tensor with external data; False is certain, True is not.
+    """Whether the bytes of a model can hold a tensor with a location; False is certain, True is not.
 
     `data_location = EXTERNAL` is written as the two bytes 0x70 0x01; looking for them costs a fraction of a walk over
-    the nodes.  Weights stored in the file hold them by chance.
+    the nodes.  Weights stored in the file hold them by chance, so the key of a location is looked for too.
     """
+    return _is_marked(raw) and b"location" in raw
+
+
+def _is_marked(raw: bytes) -> bool:
     for start in range(0, len(raw), _BLOCK):
         for first in (start, start + 1):
             count = min(_BLOCK, len(raw) - first) // 2

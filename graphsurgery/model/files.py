@@ -28,7 +28,7 @@ __all__ = ["SourceModel", "load_model", "save_model", "write_bytes_atomically", 
 _LARGEST = (1 << 31) - 1
 _RAW_KEPT = 1 << 26
 _BLOCK = 1 << 24
-_DIMS_CHECKED = 2000
+_INITIALIZERS_CHECKED = 2000
 _TEXT_SUFFIXES = frozenset({".json", ".onnxjson", ".textproto", ".prototxt", ".pbtxt", ".onnxtxt", ".onnxtext"})
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 _STREAM = "-"
@@ -202,7 +202,7 @@ def _check(model: SourceModel, raw: bytes) -> None:
     if proto.ir_version < 1:
         raise UsageError(f"{label}: states no IR version; it is damaged or no ONNX model, export it again")
     _check_opset(proto, label)
-    _check_dims(graph, len(raw), label)
+    _check_initializers(graph, len(raw), label)
     if may_hold_external(raw):
         check_locations(proto, model.folder, label, model_path=model.path)
 
@@ -224,15 +224,20 @@ def _check_opset(proto: onnx.ModelProto, label: str) -> None:
             )
 
 
-def _check_dims(graph: GraphProto, size: int, label: str) -> None:
-    """Refuse a tensor that declares more elements than `size` bytes can hold (two bits each at least)."""
-    # Reading dims costs half a microsecond per tensor; a large graph is not slowed down by this courtesy, since
-    # readers of constants bound their size themselves.
-    if len(graph.initializer) > _DIMS_CHECKED:
+def _check_initializers(graph: GraphProto, size: int, label: str) -> None:
+    """Refuse a tensor that has its data nowhere, or declares more than `size` bytes can hold (two bits each at least).
+
+    Both are courtesies: nobody reads such a tensor, and readers of constants bound their size themselves.  Half a
+    microsecond per tensor would slow the load of a large graph, so that is spared it.
+    """
+    if len(graph.initializer) > _INITIALIZERS_CHECKED:
         return
     for tensor in graph.initializer:
-        elements = math.prod(tensor.dims)
-        if elements > 4 * size and tensor.data_location != TensorProto.EXTERNAL:
+        outside = tensor.data_location == TensorProto.EXTERNAL
+        if outside and not tensor.external_data:
+            name = one_line(tensor.name)
+            raise UsageError(f"{label}: tensor '{name}' has its data in '': the location is empty; export it again")
+        if not outside and math.prod(tensor.dims) > 4 * size:
             dims = "x".join(str(dim) for dim in tensor.dims)
             raise UsageError(
                 f"{label}: tensor '{one_line(tensor.name)}' declares {one_line(dims)} elements, "

@@ -90,10 +90,11 @@ def test_no_model_with_external_data_is_taken_for_one_without() -> None:
 def test_the_bytes_are_found_at_any_place() -> None:
     block = 1 << 20
     for place in (0, 1, 2, 5, block - 2, block - 1, block, block + 1, 2 * block - 1, 2 * block + 7):
-        raw = bytearray(2 * block + 9)
+        raw = bytearray(2 * block + 9) + b"location"
         assert not may_hold_external(bytes(raw))
         raw[place : place + 2] = b"\x70\x01"
         assert may_hold_external(bytes(raw)), place
+        assert not may_hold_external(bytes(raw[:-1])), place
     assert not may_hold_external(b"")
     assert not may_hold_external(b"\x70")
     assert not may_hold_external(b"\x01\x70")
