@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 from graphsurgery.progress import Progress, quiet
 
-__all__ = ["PlainProgress", "RichProgress", "Table", "progress", "say", "show_table", "warn_synthetic"]
+__all__ = [
+    "PlainProgress",
+    "RichProgress",
+    "Table",
+    "check_writable",
+    "progress",
+    "say",
+    "show_table",
+    "warn_synthetic",
+]
 
 T = TypeVar("T")
 
@@ -63,6 +75,29 @@ class RichProgress:
         yield from track(items, description=what, total=total, console=Console(stderr=True), transient=True)
 
 
+class _TrialError(Exception):
+    """Ends a trial write."""
+
+
+def _is_special(target: str) -> bool:
+    try:
+        mode = Path(target).stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def check_writable(target: str | None) -> None:
+    """Raise UsageError for a file that cannot be written, before long work is done for it."""
+    from graphsurgery.model.atomic import atomic_file
+
+    # A pipe or a device is not tried: opening it would already be heard at its other end.
+    if target is None or target == "-" or _is_special(target):
+        return
+    with suppress(_TrialError), atomic_file(target):
+        raise _TrialError
+
+
 class Table:
     """Rows of text under one header."""
 
@@ -91,8 +126,11 @@ def _show_rich(table: Table) -> None:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    shown = RichTable(*table.header)
+    shown = RichTable()
+    used = [column for column in range(len(table.header)) if any(row[column] for row in table.rows)]
+    for column in used:
+        shown.add_column(table.header[column], overflow="fold")
     for row in table.rows:
-        shown.add_row(*row)
+        shown.add_row(*(row[column] for column in used))
     # Names of nodes hold brackets and numbers, which are neither markup nor to be coloured.
     Console(markup=False, highlight=False).print(shown)

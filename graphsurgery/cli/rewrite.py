@@ -10,9 +10,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from graphsurgery.cli.args import DataOption, ModelArgument, OutputOption, QuietFlag
-from graphsurgery.cli.output import progress, say, warn_synthetic
+from graphsurgery.cli.output import check_writable, progress, say, warn_synthetic
 from graphsurgery.errors import NothingRewrittenError, UsageError, VerificationError
 from graphsurgery.options import External, RewriteOptions
 
@@ -33,7 +34,7 @@ def rewrite(
     output: OutputOption = None,
     data: DataOption = (),
     options: Annotated[RewriteOptions, Parameter(name="*")] = _DEFAULTS,
-    expect: int | None = None,
+    expect: Annotated[int | None, Parameter(validator=Number(gte=0))] = None,
     report: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     verify: Annotated[bool | None, Parameter(negative="--no-verify")] = None,
     keep_failed: bool = False,
@@ -52,8 +53,7 @@ def rewrite(
     report
         File for the report (JSON); - writes it to stdout.
     verify
-        Compare the outputs with those of the original (on when data is given; the last quarter of the samples is then
-        held out from calibration).
+        Compare with the original on the last quarter of the samples, held out of calibration (default: given data).
     keep_failed
         Write the model although verification failed.
     dry_run
@@ -62,18 +62,20 @@ def rewrite(
         Data files of a model written to another folder: keep links to them, copy makes files of their own.
     """
     _check(model, output, report, data, verify, dry_run)
+    written = None if dry_run else output
+    for target in (written, report):
+        check_writable(target)
     job = _Job(model, data, verify is not False and bool(data), quiet)
     result = job.rewrite(options)
     checked = job.verify(result)
-    if not quiet:
-        _summarise(result, checked)
-    failure = _failure(result, checked, model, output, expect, quiet)
-    kept = isinstance(failure, VerificationError) and keep_failed
+    failure = _failure(result, checked, expect)
     with ExitStack() as stack:
         if report is not None:
             _write_report(stack, report, result)
-        if output is not None and not dry_run and (failure is None or kept):
-            _write_model(result, output, external, quiet)
+        if written is not None and (failure is None or (isinstance(failure, VerificationError) and keep_failed)):
+            _write_model(result, written, external, quiet)
+    if not quiet:
+        _summarise(result, checked, isinstance(failure, NothingRewrittenError), model, output)
     if failure is not None:
         raise failure
     return 0
@@ -154,38 +156,34 @@ def _candidate(result: RewriteResult, folder: Path) -> Any:
     return target
 
 
-def _summarise(result: RewriteResult, checked: VerifyResult | None) -> None:
-    from graphsurgery.report.text import summary
-
-    if not result.rewritten:
-        return
-    for line in summary(result.report):
-        say(line)
-    if checked is not None:
-        say(checked.summary())
-
-
 def _failure(
-    result: RewriteResult,
-    checked: VerifyResult | None,
-    model: str,
-    output: str | None,
-    expect: int | None,
-    silent: bool,
+    result: RewriteResult, checked: VerifyResult | None, expect: int | None
 ) -> NothingRewrittenError | VerificationError | None:
-    from graphsurgery.report.text import hints, nothing_done
+    from graphsurgery.report.text import nothing_done
 
     done = result.rewritten
-    if not (done if expect is None else done == expect):
-        if not silent:
-            for line in hints(result.report, model, output):
-                say(line)
-        if not done:
-            return NothingRewrittenError(nothing_done(result.report))
-        return NothingRewrittenError(f"{done} sites were rewritten, --expect asks for {expect}; nothing was written")
+    if expect is not None and done != expect:
+        verb = "site was" if done == 1 else "sites were"
+        return NothingRewrittenError(f"{done} {verb} rewritten, --expect asks for {expect}; the model was not written")
+    if not done and expect is None:
+        return NothingRewrittenError(nothing_done(result.report))
     if checked is not None and not checked.passed:
         return VerificationError(checked.summary())
     return None
+
+
+def _summarise(
+    result: RewriteResult, checked: VerifyResult | None, too_few: bool, model: str, output: str | None
+) -> None:
+    from graphsurgery.report.text import hints, summary
+
+    lines = summary(result.report) if result.rewritten else []
+    if checked is not None and checked.passed:
+        lines.append(checked.summary())
+    if too_few:
+        lines += hints(result.report, model, output)
+    for line in lines:
+        say(line)
 
 
 def _write_report(stack: ExitStack, target: str, result: RewriteResult) -> None:

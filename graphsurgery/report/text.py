@@ -27,7 +27,7 @@ def nothing_done(report: Report) -> str:
     """Why no site was rewritten, in one sentence."""
     label, sites = report["model"]["path"], report["sites"]
     if sites:
-        return f"{label}: nothing was rewritten: {_fates(sites)}"
+        return f"{label}: nothing was rewritten; {_fates(sites)}"
     others: list[Report] = report["not_attention"]
     if not others:
         return f"{label}: no attention found (it has no Softmax); nothing was rewritten"
@@ -72,7 +72,7 @@ def _fates(sites: list[Report]) -> str:
         if found or status == "rewritten":
             parts.append(f"{len(found)} {status}{codes}")
     plural = "attention" if len(sites) == 1 else "attentions"
-    return f"{len(sites)} {plural}: {', '.join(parts)}"
+    return f"{len(sites)} {plural}, {', '.join(parts)}"
 
 
 def _form(site: Report) -> str:
