@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -188,7 +188,7 @@ def _write(rewriter: Rewriter, shapes: Shapes, plans: list[SitePlan]) -> PassRes
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def _collector_paused() -> Generator[None]:
     """Index and plans are long-lived: scanning them again and again for garbage costs as much as building them."""
     enabled = gc.isenabled()
     gc.disable()

@@ -7,7 +7,7 @@ so the division by the row sum may follow the value product, where the tensor is
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from onnx import NodeProto
@@ -24,8 +24,7 @@ _LONGEST = 16
 _LATE = frozenset({"same", "cast", "guard", "zero", "weight", "slice", "reshape"})
 
 
-@dataclass(frozen=True, slots=True)
-class ValuePath:
+class ValuePath(NamedTuple):
     """The value product and the links from Softmax to it; `product` is None where none was found (see `end`)."""
 
     product: NodeProto | None

@@ -78,7 +78,8 @@ def find_attention(index: ModelIndex, shapes: Shapes | None = None) -> Findings:
 def _anchors(index: ModelIndex) -> Iterator[tuple[Scope, int, NodeProto]]:
     kinds = {"Softmax"} | _FUSED_STANDARD | _FUSED_CONTRIB
     for scope in index.scopes:
-        for position, node in [entry for entry in enumerate(scope.nodes) if entry[1].op_type in kinds]:
+        for position in [i for i, kind in enumerate(scope.op_types()) if kind in kinds]:
+            node = scope.nodes[position]
             standard = is_standard(node)
             if (standard and (node.op_type == "Softmax" or node.op_type in _FUSED_STANDARD)) or (
                 node.domain == "com.microsoft" and node.op_type in _FUSED_CONTRIB
@@ -167,13 +168,13 @@ def _split(up: ScorePath, down: ValuePath) -> Refusal | None:
 
 
 def _axis(scope: Scope, softmax: NodeProto, shapes: Shapes) -> Refusal | None:
+    axis = int_attribute(softmax, "axis", -1 if scope.opset >= _OPSET_LAST_AXIS else 1)
+    if axis == -1:
+        return None
     name, rank = _label(softmax), shapes.rank(scope, softmax.input[0])
     if rank is None:
         rank = shapes.rank(scope, softmax.output[0])
-    axis = int_attribute(softmax, "axis", -1 if scope.opset >= _OPSET_LAST_AXIS else 1)
     values: dict[str, object] = {"axis": axis, "rank": rank, "opset": scope.opset}
-    if axis == -1:
-        return None
     if rank is None:
         reason = f"the rank of the input of {name} is not known, so its axis {axis} cannot be checked"
         return Refusal("rank-unknown", f"{reason}; run shape inference on the model first", name, values)

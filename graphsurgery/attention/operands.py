@@ -45,7 +45,7 @@ def is_weight(scope: Scope, name: str) -> bool:
 def is_projection(scope: Scope, node: NodeProto) -> bool:
     """Whether one factor of the product is a weight: a linear layer, not query times key."""
     factors = product_operands(node)
-    return factors is not None and any(is_weight(scope, factor) for factor in factors)
+    return factors is not None and (is_weight(scope, factors[1]) or is_weight(scope, factors[0]))
 
 
 def einsum_labels(node: NodeProto) -> tuple[str, str, str] | None:

@@ -6,7 +6,7 @@ Later steps (evidence, form, rewrite) decide on this description alone and never
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from onnx import NodeProto
 
@@ -38,8 +38,7 @@ LinkKind = Literal[
 MaskFill = Literal["inf", "finite", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """One node between the products, with the input on which the scores (or probabilities) enter."""
 
     kind: LinkKind

@@ -7,7 +7,7 @@ and a walk over any sequence of them finds the product.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from onnx import NodeProto
 
@@ -22,8 +22,7 @@ __all__ = ["ScorePath", "find_score_product"]
 _LONGEST = 40
 
 
-@dataclass(frozen=True, slots=True)
-class ScorePath:
+class ScorePath(NamedTuple):
     """The score product and the links from it to Softmax; `product` is None where the search ended at `end`."""
 
     product: NodeProto | None

@@ -47,6 +47,8 @@ class Scope:
     parent: Scope | None
     opset: int
     nodes: list[NodeProto] = field(default_factory=list[NodeProto])
+    kinds: list[str] | None = None
+    """The operator of each node in order, until the nodes change."""
     producers: dict[str, NodeProto] = field(default_factory=dict[str, NodeProto])
     uses: defaultdict[str, list[NodeProto]] = field(default_factory=lambda: defaultdict[str, list[NodeProto]](list))
     captures: dict[str, list[Capture]] = field(default_factory=dict[str, list[Capture]])
@@ -54,7 +56,8 @@ class Scope:
     outputs: frozenset[str] = frozenset()
     initializers: dict[str, TensorProto] = field(default_factory=dict[str, TensorProto])
     children: list[Scope] = field(default_factory=list["Scope"])
-    _value_info: dict[str, ValueInfoProto] | None = None
+    _declared: dict[str, int] | None = None
+    _interface: dict[str, ValueInfoProto] = field(default_factory=dict[str, ValueInfoProto])
 
     @property
     def root(self) -> Scope:
@@ -63,6 +66,12 @@ class Scope:
         while scope.parent is not None:
             scope = scope.parent
         return scope
+
+    def op_types(self) -> list[str]:
+        """The operator of each node, in order."""
+        if self.kinds is None:
+            self.kinds = [node.op_type for node in self.nodes]
+        return self.kinds
 
     def home(self, name: str) -> Scope | None:
         """The nearest scope, from here outwards, that defines the value."""
@@ -101,17 +110,25 @@ class Scope:
 
     def value_info(self, name: str) -> ValueInfoProto | None:
         """Declared type of a value of this scope: value_info, graph input or graph output."""
-        if self._value_info is None:
-            found = {info.name: info for info in self.body.value_info}
+        if self._declared is None:
+            infos = self.body.value_info
+            self._declared = dict(zip([info.name for info in infos], range(len(infos)), strict=True))
             if isinstance(self.body, GraphProto):
-                found.update({info.name: info for info in self.body.input})
-                found.update({info.name: info for info in self.body.output})
-            self._value_info = found
-        return self._value_info.get(name)
+                self._interface = {info.name: info for info in (*self.body.output, *self.body.input)}
+        known = self._interface.get(name)
+        if known is None:
+            position = self._declared.get(name)
+            known = None if position is None else self.body.value_info[position]
+        return known
 
-    def forget_value_info(self) -> None:
-        """Read the declared types anew at the next call."""
-        self._value_info = None
+    def drop_value_info(self, names: set[str]) -> None:
+        """Remove the declared types of values that no node produces any more, and read the rest anew at need."""
+        self.value_info("")
+        declared = self._declared or {}
+        infos = self.body.value_info
+        for position in sorted({declared[n] for n in names if n in declared and n not in self.producers}, reverse=True):
+            del infos[position]
+        self._declared = None
 
 
 class ModelIndex:
@@ -151,17 +168,17 @@ class ModelIndex:
             scope.outputs = frozenset(body.output)
         nodes, producers, uses = list(body.node), scope.producers, scope.uses
         scope.nodes = nodes
-        nesting: list[tuple[int, NodeProto]] = []
-        for position, node in enumerate(nodes):
+        for node in nodes:
             for value in node.input:
                 uses[value].append(node)
             for value in node.output:
                 producers[value] = node
-            if node.op_type in _WITH_SUBGRAPHS:
-                nesting.append((position, node))
         uses.pop("", None)
         producers.pop("", None)
-        for position, node in nesting:
+        kinds = [node.op_type for node in nodes]
+        scope.kinds = kinds
+        for position in [i for i, kind in enumerate(kinds) if kind in _WITH_SUBGRAPHS]:
+            node = nodes[position]
             for attribute in node.attribute:
                 for graph in _graphs(attribute):
                     label = f"{scope.id}/{node.name or f'{node.op_type}_{position}'}.{attribute.name}"
@@ -183,9 +200,14 @@ class ModelIndex:
 
     def node_counts(self) -> dict[str, int]:
         """Number of nodes by operator over all scopes; other domains as `domain::Op`."""
-        counts = Counter((node.domain, node.op_type) for scope in self.scopes for node in scope.nodes)
-        named = {op if domain in _DEFAULT_DOMAINS else f"{domain}::{op}": n for (domain, op), n in counts.items()}
-        return dict(sorted(named.items()))
+        plain = all(entry.domain in _DEFAULT_DOMAINS for entry in self.model.opset_import)
+        counts: Counter[str] = Counter()
+        for scope in self.scopes:
+            if plain:
+                counts.update(scope.op_types())
+            else:
+                counts.update(n.op_type if is_standard(n) else f"{n.domain}::{n.op_type}" for n in scope.nodes)
+        return dict(sorted(counts.items()))
 
 
 def is_standard(node: NodeProto) -> bool:

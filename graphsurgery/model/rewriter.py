@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import AttributeProto, GraphProto, NodeProto, StringStringEntryProto, TensorProto, helper, numpy_helper
 
 from graphsurgery.model.index import ModelIndex, Scope
 
@@ -28,8 +29,7 @@ class RewriteError(Exception):
     """A change that would break the graph: a bug of the pass that asked for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where new nodes go: before or after a node of a scope, or at its start where `anchor` is None."""
 
     scope: Scope
@@ -61,19 +61,22 @@ class Rewriter:
     def __init__(self, index: ModelIndex) -> None:
         self.index = index
         self.changes = Changes()
-        self._origin: tuple[str, str] = ("", "")
+        self._origin: list[StringStringEntryProto] = []
         self._place: dict[int, tuple[int, int, int]] = {}
         self._removed: set[int] = set()
         self._touched: dict[int, Scope] = {}
         self._order: dict[int, dict[int, int]] = {}
         self._sequence = 0
-        self._scopes: list[Scope] = []
+        self._gone: dict[int, set[str]] = {}
         self._constants: dict[tuple[int, str, tuple[int, ...], bytes], str] = {}
+        self._scalars: dict[tuple[int, float, np.dtype, int], str] = {}
         self._names: set[str] = set()
 
     def start(self, pass_name: str, site: str = "") -> None:
         """Name the pass and the site of the changes that follow."""
-        self._origin = (pass_name, site)
+        self._origin = [StringStringEntryProto(key=PASS_KEY, value=pass_name)]
+        if site:
+            self._origin.append(StringStringEntryProto(key=SITE_KEY, value=site))
 
     def take_changes(self) -> Changes:
         """Return the changes since the last call and count anew."""
@@ -84,14 +87,16 @@ class Rewriter:
 
     def fresh(self, hint: str) -> str:
         """A name that no value and no node of the model has."""
-        if not self._scopes:
-            self._scopes = list(self.index.scopes)
-            self._names.update(node.name for scope in self._scopes for node in scope.nodes)
+        names = self._names
+        if not names:
+            for scope in self.index.scopes:
+                names.update(scope.producers, scope.uses, scope.initializers, scope.inputs, scope.outputs)
+                names.update([node.name for node in scope.nodes])
         name, count = hint, 1
-        while name in self._names or any(_knows(scope, name) for scope in self._scopes):
+        while name in names:
             count += 1
             name = f"{hint}_{count}"
-        self._names.add(name)
+        names.add(name)
         return name
 
     # -- nodes
@@ -113,23 +118,23 @@ class Rewriter:
         scope = place.scope
         name = self.fresh(hint)
         if isinstance(outputs, int):
-            outputs = [self.fresh(f"{hint}_output" if outputs == 1 else f"{hint}_output_{i}") for i in range(outputs)]
+            outputs = [name] if outputs == 1 else [self.fresh(f"{hint}_output_{i}") for i in range(outputs)]
         node = scope.body.node.add(op_type=op_type, name=name, input=inputs, output=outputs)
         for key, value in attributes.items():
             _set_attribute(node.attribute.add(), key, value)
-        node.metadata_props.add(key=PASS_KEY, value=self._origin[0])
-        if self._origin[1]:
-            node.metadata_props.add(key=SITE_KEY, value=self._origin[1])
+        node.metadata_props.extend(self._origin)
+        producers, uses = scope.producers, scope.uses
         for value in outputs:
-            if value in scope.producers:
+            if value in producers:
                 raise RewriteError(f"{value!r} already has a producer in {scope.id}")
-            scope.producers[value] = node
+            producers[value] = node
         for value in inputs:
             if value:
-                scope.uses.setdefault(value, []).append(node)
+                uses[value].append(node)
         self._put(node, place)
         scope.nodes.append(node)
-        self.changes.added[op_type] += 1
+        added = self.changes.added
+        added[op_type] = added.get(op_type, 0) + 1
         return outputs[0]
 
     def remove(self, scope: Scope, node: NodeProto) -> None:
@@ -141,6 +146,7 @@ class Rewriter:
                 raise RewriteError(f"cannot remove {node.name or node.op_type}: {value!r} is still read by {users}")
             if scope.producers.get(value) is node:
                 del scope.producers[value]
+                self._gone.setdefault(id(scope), set()).add(value)
         for value in node.input:
             self._drop_use(scope, value, node)
         self._positions(scope)
@@ -174,6 +180,7 @@ class Rewriter:
         old = node.output[position]
         new = self.fresh(hint)
         del scope.producers[old]
+        self._gone.setdefault(id(scope), set()).add(old)
         node.output[position] = new
         scope.producers[new] = node
         self.changes.rewired += 1
@@ -225,7 +232,7 @@ class Rewriter:
     def constant(self, scope: Scope, array: np.ndarray, hint: str) -> str:
         """A constant of the model: an initializer of the main graph, a Constant node inside functions."""
         root = scope.root
-        key = (id(root), array.dtype.str, array.shape, array.tobytes())
+        key = (id(root), array.dtype.name, array.shape, array.tobytes())
         known = self._constants.get(key)
         if known is not None:
             return known
@@ -240,24 +247,20 @@ class Rewriter:
         self._constants[key] = name
         return name
 
+    def scalar(self, scope: Scope, value: float, dtype: np.dtype, hint: str, rank: int = 0) -> str:
+        """A constant of one element, of rank 0 or 1."""
+        key = (id(scope.root), value, dtype, rank)
+        known = self._scalars.get(key)
+        if known is None:
+            array = np.array(value).astype(dtype).reshape((1,) * rank)
+            known = self._scalars[key] = self.constant(scope, array, hint)
+        return known
+
     def constant_node(self, scope: Scope, array: np.ndarray, hint: str) -> str:
         """A Constant node at the start of this very scope (a branch may return it)."""
         name = self.fresh(hint)
         self._add_constant_node(scope, numpy_helper.from_array(array, name))
         return name
-
-    def declare(self, scope: Scope, name: str, like: ValueInfoProto | None, last_dim: int | None = None) -> None:
-        """Copy a declared type to a new value, with another last dimension where one is given."""
-        if like is None or not like.type.HasField("tensor_type"):
-            return
-        info = scope.body.value_info.add()
-        info.CopyFrom(like)
-        info.name = name
-        info.ClearField("doc_string")
-        shape = info.type.tensor_type
-        if last_dim is not None and shape.HasField("shape") and shape.shape.dim:
-            shape.shape.dim[-1].Clear()
-            shape.shape.dim[-1].dim_value = last_dim
 
     # -- the end
 
@@ -265,15 +268,14 @@ class Rewriter:
         """Put the new nodes in their places and drop the removed ones, with their declared types."""
         for key, scope in self._touched.items():
             ordered, gone = self._ordered(scope, self._order[key])
-            position = {id(node): i for i, node in enumerate(ordered)}
             end = len(ordered)
+            position = dict(zip(map(id, ordered), range(end), strict=True)).get
             body = scope.body
-            body.node.sort(key=lambda node, position=position, end=end: position.get(id(node), end))
+            body.node.sort(key=lambda node, position=position, end=end: position(id(node), end))
             if gone:
                 del body.node[end:]
-                self._drop_value_info(scope)
             scope.nodes = ordered
-            scope.forget_value_info()
+            scope.drop_value_info(self._gone.pop(key, set()))
         self._touched.clear()
         self._order.clear()
         self._place.clear()
@@ -306,7 +308,7 @@ class Rewriter:
         attribute = node.attribute.add()
         attribute.name, attribute.type = "value", AttributeProto.TENSOR
         attribute.t.CopyFrom(tensor)
-        node.metadata_props.add(key=PASS_KEY, value=self._origin[0])
+        node.metadata_props.extend(self._origin)
         root.producers[tensor.name] = node
         self._positions(root)
         self._place[id(node)] = (-1, 0, self._sequence)
@@ -326,7 +328,8 @@ class Rewriter:
     def _positions(self, scope: Scope) -> dict[int, int]:
         order = self._order.get(id(scope))
         if order is None:
-            order = {id(node): position for position, node in enumerate(scope.nodes)}
+            order = dict(zip(map(id, scope.nodes), range(len(scope.nodes)), strict=True))
+            scope.kinds = None
             self._order[id(scope)] = order
             self._touched[id(scope)] = scope
         return order
@@ -338,23 +341,6 @@ class Rewriter:
                 if reader is node:
                     del readers[i]
                     break
-
-    def _drop_value_info(self, scope: Scope) -> None:
-        known = scope.producers.keys() | scope.inputs | scope.initializers.keys()
-        infos = scope.body.value_info
-        stale = [i for i, info in enumerate(infos) if info.name not in known]
-        for i in reversed(stale):
-            del infos[i]
-
-
-def _knows(scope: Scope, name: str) -> bool:
-    return (
-        name in scope.producers
-        or name in scope.uses
-        or name in scope.initializers
-        or name in scope.inputs
-        or name in scope.outputs
-    )
 
 
 def _set_attribute(attribute: AttributeProto, name: str, value: Attribute) -> None:

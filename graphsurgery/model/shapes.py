@@ -180,20 +180,24 @@ def _better(first: Shape | None, second: Shape | None) -> Shape | None:
 
 
 def _broadcast(shapes: list[Shape | None]) -> Shape | None:
-    if any(shape is None for shape in shapes):
-        return None
-    known = [shape for shape in shapes if shape is not None]
-    rank = max((len(shape) for shape in known), default=0)
-    padded = [(1,) * (rank - len(shape)) + shape for shape in known]
-    return tuple(_join(dims) for dims in zip(*padded, strict=True))
+    result: Shape = ()
+    for shape in shapes:
+        if shape is None:
+            return None
+        if shape != result:
+            short, long = (result, shape) if len(result) < len(shape) else (shape, result)
+            lead = len(long) - len(short)
+            result = (*long[:lead], *(_join(a, b) for a, b in zip(short, long[lead:], strict=True)))
+    return result
 
 
-def _join(dims: tuple[Dim, ...]) -> Dim:
-    sizes = [dim for dim in dims if isinstance(dim, int) and dim != 1]
-    if sizes:
-        return sizes[0]
-    names = {dim for dim in dims if dim != 1}
-    return 1 if not names else (names.pop() if len(names) == 1 else None)
+def _join(a: Dim, b: Dim) -> Dim:
+    """The dimension that both broadcast to; a number wins over a name, different names are not known."""
+    if a == b or b == 1:
+        return a
+    if a == 1 or isinstance(b, int):
+        return b
+    return a if isinstance(a, int) else None
 
 
 Rule = Callable[[Shapes, Scope, NodeProto, int], Shape | None]
@@ -286,7 +290,9 @@ def _concat(shapes: Shapes, scope: Scope, node: NodeProto, depth: int) -> Shape 
     if not known:
         return None
     axis = int_attribute(node, "axis", 0) % len(known[0])
-    dims = [_join(tuple(part[i] for part in known)) for i in range(len(known[0]))]
+    dims = list(known[0])
+    for part in known[1:]:
+        dims = [_join(a, b) for a, b in zip(dims, part, strict=True)]
     sizes = [part[axis] if part is not None else None for part in parts]
     dims[axis] = sum(s for s in sizes if isinstance(s, int)) if all(isinstance(s, int) for s in sizes) else None
     return tuple(dims)

@@ -9,6 +9,7 @@ from graphsurgery.model.rewriter import Place, Rewriter
 
 __all__ = ["Emitter", "numpy_dtype"]
 
+_AXES = np.dtype(np.int64)
 _CLIP_INPUTS, _SUM_INPUTS, _MAX_INPUTS, _SPLIT_INPUTS = 11, 13, 18, 13
 
 
@@ -37,7 +38,11 @@ class Emitter:
 
     def scalar(self, value: float, what: str) -> str:
         """A scalar constant in the dtype of the site."""
-        return self.array(np.array(value, np.float64).astype(self.dtype), what)
+        return self.rewriter.scalar(self.place.scope, value, self.dtype, what)
+
+    def axes(self, axis: int) -> str:
+        """A list of one axis as an input."""
+        return self.rewriter.scalar(self.place.scope, axis, _AXES, "axis", 1)
 
     def array(self, value: np.ndarray, what: str) -> str:
         """A constant array."""
@@ -59,8 +64,7 @@ class Emitter:
         since = _SUM_INPUTS if op_type == "ReduceSum" else _MAX_INPUTS
         name = f"{self.base}_{what}"
         if self.opset >= since:
-            axes = self.array(np.array([axis], np.int64), "axis")
-            return self.rewriter.add(self.place, op_type, [value, axes], name, keepdims=1)
+            return self.rewriter.add(self.place, op_type, [value, self.axes(axis)], name, keepdims=1)
         return self.rewriter.add(self.place, op_type, [value], name, axes=[axis], keepdims=1)
 
     def reshape(self, value: str, shape: list[int], what: str) -> str:

@@ -49,7 +49,6 @@ class SoftmaxRewriter:
         shifted = self._row_shifted(emit, plan) if plan.phi is None else self._phi_shifted(emit, plan)
         clipped = emit.clip(shifted, *plan.window.clip, "clip")
         exponentials = emit.op("Exp", clipped, what="exp")
-        self._declare(site, site.softmax.output[0], exponentials)
         if site.late_division:
             self._divide_product(emit, plan, exponentials)
         else:
@@ -120,10 +119,7 @@ class SoftmaxRewriter:
         return value
 
     def _renamed(self, site: Site, node: NodeProto, hint: str) -> str:
-        old = node.output[0]
-        new = self.rewriter.rename_output(site.scope, node, 0, hint)
-        self._declare(site, old, new)
-        return new
+        return self.rewriter.rename_output(site.scope, node, 0, hint)
 
     # -- the division
 
@@ -175,7 +171,6 @@ class SoftmaxRewriter:
     def _sum(self, emit: Emitter, plan: SitePlan, value: str) -> str:
         dims = plan.site.dims
         total = row_sum(emit, value, plan.denominator, plan.site.rank, dims.queries == 1)
-        self._declare(plan.site, plan.site.softmax.output[0], total, 1)
         return guard_denominator(emit, total, plan)
 
     def _pass_through(self, site: Site, link: Link) -> str:
@@ -217,9 +212,6 @@ class SoftmaxRewriter:
             above = node.input[0]
             self.rewriter.remove(scope, node)
             name = above
-
-    def _declare(self, site: Site, old: str, new: str, last: int | None = None) -> None:
-        self.rewriter.declare(site.scope, new, site.scope.value_info(old), last)
 
 
 def _base(site: Site) -> str:
