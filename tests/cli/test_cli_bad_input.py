@@ -131,9 +131,9 @@ def test_a_place_that_cannot_be_written(
 
 
 USAGE: dict[str, tuple[list[object], str]] = {
-    "verb": (["rewrit"], 'Did you mean "rewrite"?'),
+    "verb": (["rewrit"], "rewrite"),
     "option": (["rewrite", "M", "-o", "OUT", "--gard", "clip"], "--guard"),
-    "choice": (["rewrite", "M", "-o", "OUT", "--guard", "none"], '"clip", "exact"'),
+    "choice": (["rewrite", "M", "-o", "OUT", "--guard", "none"], "--guard"),
     "number": (["rewrite", "M", "-o", "OUT", "--chunks", "many"], "--chunks"),
     "negative": (["rewrite", "M", "-o", "OUT", "--expect", "-1"], "--expect"),
     "no-output": (["rewrite", "M"], "-o OUT"),
