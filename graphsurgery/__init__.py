@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graphsurgery.api import RewriteResult, calibrate, find as find_attention, rewrite
+    from graphsurgery.api import RewriteResult, calibrate, rewrite
+    from graphsurgery.api import find as find_attention
     from graphsurgery.options import CalibrateOptions, RewriteOptions, VerifyOptions
     from graphsurgery.verify.models import VerifyResult, verify
 
