@@ -6,7 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from graphsurgery.versions import versions
 __all__ = ["Data", "Model", "RewriteResult", "calibrate", "find", "rewrite"]
 
 Model = Any
-"""A path (`-` is stdin), a ModelProto or an `onnx_graphsurgeon.Graph`."""
+"""A path (`-` is stdin), a ModelProto, the bytes of a model, an `onnx_graphsurgeon.Graph`, or a SourceModel as read."""
 Data = str | Path | Sequence[str | Path] | Iterable[Mapping[str, NDArray[Any]]] | Samples
 
 
@@ -52,6 +52,17 @@ class RewriteResult:
     proto: ModelProto
     changed: bool
 
+    def original(self) -> SourceModel:
+        """The model as it was given, read anew where the rewrite worked on the parsed file itself."""
+        source = self.source
+        if source.raw is None:
+            return source if source.path is None else load_model(source.path)
+        return replace(source, proto=ModelProto.FromString(source.raw))
+
+    def outcome(self) -> SourceModel:
+        """The rewritten model with the folder of its data files."""
+        return SourceModel(self.proto, None, None, self.source.folder, "<rewritten>")
+
     @property
     def rewritten(self) -> int:
         """Number of sites rewritten."""
@@ -60,6 +71,8 @@ class RewriteResult:
 
 def open_model(model: Model) -> SourceModel:
     """Read a model of any accepted kind; raises UsageError where it cannot be used."""
+    if isinstance(model, SourceModel):
+        return model
     return load_model(to_model(model) if is_graph(model) else model)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from graphsurgery.errors import UsageError
+
 __all__ = ["CalibrateOptions", "RewriteOptions", "VerifyOptions"]
 
 Guard = Literal["clip", "exact"]
@@ -27,6 +29,10 @@ class CalibrateOptions:
 
     max_samples: int | None = None
     """Use at most this many samples."""
+
+    def __post_init__(self) -> None:
+        """Refuse a margin that no window can have."""
+        _check_margin(self.margin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +72,11 @@ class RewriteOptions:
     decompose_attention: bool = False
     """Turn fused Attention operators (opset 23 and 24) into the standard chain first."""
 
-    passes: str = "all"
-    """Names of the structural passes to run, separated by commas; all or none."""
+    def __post_init__(self) -> None:
+        """Refuse numbers that no rewrite can use."""
+        if self.chunks is not None and self.chunks < 1:
+            raise UsageError(f"--chunks {self.chunks} is no number of chunks; give 1 or more")
+        _check_margin(self.margin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +91,8 @@ class VerifyOptions:
 
     max_samples: int | None = None
     """Use at most this many samples."""
+
+
+def _check_margin(margin: float | None) -> None:
+    if margin is not None and not 0 <= margin <= 1000:
+        raise UsageError(f"--margin {margin:g} is out of range; give a distance between 0 and 1000")

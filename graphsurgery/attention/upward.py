@@ -126,6 +126,8 @@ class _Search:
             parts += inner.parts if kind == "sink" else 0
             if best is None or len(inner.links) + 1 < len(best.links):
                 best = ScorePath(inner.product, (*inner.links, Link(kind, node, operand)), parts=inner.parts)
+                if kind != "sink" and not inner.links:
+                    break  # no other operand can be nearer
         if best is None:
             return miss or ScorePath(None, (), f"no operand of {node.name or node.op_type} leads to a product")
         return ScorePath(best.product, best.links, parts=max(parts, best.parts))

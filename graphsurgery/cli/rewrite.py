@@ -6,8 +6,7 @@ import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -101,21 +100,15 @@ def _same_file(first: str, second: str) -> bool:
 
 
 class _Job:
-    """One rewrite; a model from stdin is read once, as bytes."""
+    """One rewrite; the model is read once, also from stdin."""
 
     def __init__(self, model: str, data: tuple[str, ...], verifies: bool, silent: bool) -> None:
         from graphsurgery.api import open_data, open_model
 
         self._progress = progress(silent)
-        self._model: str | bytes = model
-        self._calibration: Samples | None = None
+        self._source = open_model(model)
+        self._calibration = samples = open_data(data or None, self._source)
         self._held_out: Samples | None = None
-        if not data:
-            return
-        source = open_model(model)
-        if source.path is None and source.raw is not None:
-            self._model = source.raw
-        self._calibration = samples = open_data(data, source)
         if samples is None:
             return
         if verifies:
@@ -126,10 +119,7 @@ class _Job:
     def rewrite(self, options: RewriteOptions) -> RewriteResult:
         from graphsurgery import api
 
-        result = api.rewrite(self._model, data=self._calibration, options=options, progress=self._progress)
-        if isinstance(self._model, bytes):
-            result.report["model"]["path"] = "<stdin>"
-        return result
+        return api.rewrite(self._source, data=self._calibration, options=options, progress=self._progress)
 
     def verify(self, result: RewriteResult) -> VerifyResult | None:
         """Compare with the original on the held-out samples; the report gets the figures."""
@@ -137,23 +127,9 @@ class _Job:
             return None
         from graphsurgery.verify.models import verify
 
-        with TemporaryDirectory(prefix="graphsurgery-") as folder:
-            candidate = _candidate(result, Path(folder))
-            checked = verify(self._model, candidate, data=self._held_out, progress=self._progress)
+        checked = verify(result.original(), result.outcome(), data=self._held_out, progress=self._progress)
         result.report["verify"] = checked.to_json()
         return checked
-
-
-def _candidate(result: RewriteResult, folder: Path) -> Any:
-    """The rewritten model as `verify` takes it: a file where its weights are in files of their own."""
-    from graphsurgery.model.external import may_hold_external
-    from graphsurgery.model.files import save_model
-
-    if result.source.folder is None or not may_hold_external(result.proto.SerializeToString()):
-        return result.proto
-    target = folder / "model.onnx"
-    save_model(result.proto, target, source=result.source, external="keep")
-    return target
 
 
 def _failure(

@@ -69,7 +69,7 @@ class Rewriter:
         self._sequence = 0
         self._gone: dict[int, set[str]] = {}
         self._constants: dict[tuple[int, str, tuple[int, ...], bytes], str] = {}
-        self._scalars: dict[tuple[int, float, np.dtype, int], str] = {}
+        self._literals: dict[tuple[int, int, float | tuple[int, ...]], str] = {}
         self._names: set[str] = set()
 
     def start(self, pass_name: str, site: str = "") -> None:
@@ -247,13 +247,21 @@ class Rewriter:
         self._constants[key] = name
         return name
 
-    def scalar(self, scope: Scope, value: float, dtype: np.dtype, hint: str, rank: int = 0) -> str:
-        """A constant of one element, of rank 0 or 1."""
-        key = (id(scope.root), value, dtype, rank)
-        known = self._scalars.get(key)
+    def scalar(self, scope: Scope, value: float, elem_type: int, hint: str) -> str:
+        """A constant of rank 0 and of a TensorProto.DataType."""
+        key = (id(scope.root), elem_type, value)
+        known = self._literals.get(key)
         if known is None:
-            array = np.array(value).astype(dtype).reshape((1,) * rank)
-            known = self._scalars[key] = self.constant(scope, array, hint)
+            array = np.array(value, np.float64).astype(helper.tensor_dtype_to_np_dtype(elem_type))
+            known = self._literals[key] = self.constant(scope, array, hint)
+        return known
+
+    def ints(self, scope: Scope, values: tuple[int, ...], hint: str) -> str:
+        """A constant list of int64: axes, sizes, a shape."""
+        key = (id(scope.root), TensorProto.INT64, values)
+        known = self._literals.get(key)
+        if known is None:
+            known = self._literals[key] = self.constant(scope, np.array(values, np.int64), hint)
         return known
 
     def constant_node(self, scope: Scope, array: np.ndarray, hint: str) -> str:
@@ -284,22 +292,25 @@ class Rewriter:
     # -- inside
 
     def _ordered(self, scope: Scope, order: dict[int, int]) -> tuple[list[NodeProto], int]:
-        """The nodes in their new order, new ones merged in, and how many are gone."""
-        before = len(order)
-        new = [node for node in scope.nodes[before:] if id(node) not in self._removed]
-        new.sort(key=lambda node: self._place[id(node)])
+        """The nodes in their new order, new ones merged in and removed ones left out, and how many are gone."""
+        before, nodes, removed = len(order), scope.nodes, self._removed
+        new = [node for node in nodes[before:] if id(node) not in removed]
+        events: list[tuple[int, int, int, NodeProto | None]] = [(*self._place[id(node)], node) for node in new]
+        events += [(order[key], 0, 0, None) for key in removed if key in order]
+        events.sort(key=_event_place)
         ordered: list[NodeProto] = []
         done = 0
-        for node in new:
-            position, side, _ = self._place[id(node)]
-            upto = position + (side > 0) if position >= 0 else 0
-            ordered += scope.nodes[done:upto]
-            done = max(done, upto)
-            ordered.append(node)
-        ordered += scope.nodes[done:before]
-        if self._removed:
-            ordered = [node for node in ordered if id(node) not in self._removed]
-        return ordered, len(scope.nodes) - len(ordered)
+        for position, side, _, node in events:
+            upto = position + (node is not None and side > 0) if position >= 0 else 0
+            if upto > done:
+                ordered += nodes[done:upto]
+                done = upto
+            if node is not None:
+                ordered.append(node)
+            else:
+                done = max(done, position + 1)
+        ordered += nodes[done:before]
+        return ordered, len(nodes) - len(ordered)
 
     def _add_constant_node(self, root: Scope, tensor: TensorProto) -> None:
         node = root.body.node.add()
@@ -341,6 +352,10 @@ class Rewriter:
                 if reader is node:
                     del readers[i]
                     break
+
+
+def _event_place(event: tuple[int, int, int, NodeProto | None]) -> tuple[int, int, int]:
+    return event[:3]
 
 
 def _set_attribute(attribute: AttributeProto, name: str, value: Attribute) -> None:

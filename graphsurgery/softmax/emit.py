@@ -9,7 +9,6 @@ from graphsurgery.model.rewriter import Place, Rewriter
 
 __all__ = ["Emitter", "numpy_dtype"]
 
-_AXES = np.dtype(np.int64)
 _CLIP_INPUTS, _SUM_INPUTS, _MAX_INPUTS, _SPLIT_INPUTS = 11, 13, 18, 13
 
 
@@ -21,28 +20,27 @@ def numpy_dtype(dtype: int) -> np.dtype:
 class Emitter:
     """Adds operators of one site at one place; every method returns the name of the output."""
 
-    def __init__(self, rewriter: Rewriter, place: Place, base: str, dtype: int) -> None:
-        self.rewriter, self.place, self.base = rewriter, place, base
-        self.dtype = numpy_dtype(dtype)
+    def __init__(self, rewriter: Rewriter, place: Place, base: str, elem_type: int) -> None:
+        self.rewriter, self.place, self.base, self.elem_type = rewriter, place, base, elem_type
+        self.opset = place.scope.opset
 
     @property
-    def opset(self) -> int:
-        """The default operator set of the scope."""
-        return self.place.scope.opset
+    def dtype(self) -> np.dtype:
+        """The numpy dtype of the site."""
+        return numpy_dtype(self.elem_type)
 
-    def at(self, place: Place) -> Emitter:
+    def at(self, place: Place, base: str | None = None, elem_type: int | None = None) -> Emitter:
         """The same emitter at another place."""
-        other = Emitter.__new__(Emitter)
-        other.rewriter, other.place, other.base, other.dtype = self.rewriter, place, self.base, self.dtype
-        return other
+        base, elem_type = base or self.base, elem_type or self.elem_type
+        return Emitter(self.rewriter, place, base, elem_type)
 
     def scalar(self, value: float, what: str) -> str:
         """A scalar constant in the dtype of the site."""
-        return self.rewriter.scalar(self.place.scope, value, self.dtype, what)
+        return self.rewriter.scalar(self.place.scope, value, self.elem_type, what)
 
-    def axes(self, axis: int) -> str:
-        """A list of one axis as an input."""
-        return self.rewriter.scalar(self.place.scope, axis, _AXES, "axis", 1)
+    def ints(self, values: tuple[int, ...], what: str) -> str:
+        """A list of int64 as an input."""
+        return self.rewriter.ints(self.place.scope, values, what)
 
     def array(self, value: np.ndarray, what: str) -> str:
         """A constant array."""
@@ -64,13 +62,12 @@ class Emitter:
         since = _SUM_INPUTS if op_type == "ReduceSum" else _MAX_INPUTS
         name = f"{self.base}_{what}"
         if self.opset >= since:
-            return self.rewriter.add(self.place, op_type, [value, self.axes(axis)], name, keepdims=1)
+            return self.rewriter.add(self.place, op_type, [value, self.ints((axis,), "axis")], name, keepdims=1)
         return self.rewriter.add(self.place, op_type, [value], name, axes=[axis], keepdims=1)
 
     def reshape(self, value: str, shape: list[int], what: str) -> str:
         """Reshape-5 and later; 0 keeps a dimension, -1 takes the rest."""
-        target = self.array(np.array(shape, np.int64), "shape")
-        return self.op("Reshape", value, target, what=what)
+        return self.op("Reshape", value, self.ints(tuple(shape), "shape"), what=what)
 
     def transpose(self, value: str, perm: list[int], what: str) -> str:
         """Transpose-1 and later."""
@@ -85,8 +82,9 @@ class Emitter:
         name = f"{self.base}_{what}"
         outputs = [self.rewriter.fresh(f"{name}_{i}") for i in range(len(sizes))]
         if self.opset >= _SPLIT_INPUTS:
-            parts = self.array(np.array(sizes, np.int64), "chunk_sizes")
-            self.rewriter.add(self.place, "Split", [value, parts], name, outputs=outputs, axis=-1)
+            self.rewriter.add(
+                self.place, "Split", [value, self.ints(sizes, "chunk_sizes")], name, outputs=outputs, axis=-1
+            )
         else:
             self.rewriter.add(self.place, "Split", [value], name, outputs=outputs, axis=-1, split=sizes)
         return outputs

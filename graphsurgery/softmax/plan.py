@@ -43,12 +43,10 @@ class SitePlan:
     row_max: tuple[float, float] | None = None
     notes: tuple[str, ...] = field(default=())
 
-    def phi_array(self, dtype: np.dtype) -> np.ndarray | None:
-        """φ in the dtype of the scores: a scalar, or [H,1,1] (rank 3) and [1,H,1,1] (rank 4)."""
-        if self.phi is None:
-            return None
+    def heads_array(self, dtype: np.dtype) -> np.ndarray | None:
+        """φ per head in the dtype of the scores: [H,1,1] (rank 3) or [1,H,1,1] (rank 4); None for one φ or none."""
         if not isinstance(self.phi, tuple):
-            return np.array(self.phi, np.float64).astype(dtype)
+            return None
         rank = max(3, self.site.rank or 3)
         shape = (1,) * (rank - 3) + (len(self.phi), 1, 1)
         return np.array(self.phi, np.float64).astype(dtype).reshape(shape)

@@ -20,7 +20,7 @@ from graphsurgery.attention.site import Link, Site
 from graphsurgery.model.rewriter import Place, Rewriter
 from graphsurgery.model.shapes import Shapes
 from graphsurgery.softmax.denominator import guard_denominator, row_sum
-from graphsurgery.softmax.emit import Emitter, numpy_dtype
+from graphsurgery.softmax.emit import Emitter
 from graphsurgery.softmax.plan import SitePlan
 
 __all__ = ["SoftmaxRewriter"]
@@ -35,7 +35,7 @@ class SoftmaxRewriter:
 
     rewriter: Rewriter
     shapes: Shapes
-    _masks: dict[tuple[str, str, bytes, str], str] = field(default_factory=dict[tuple[str, str, bytes, str], str])
+    _masks: dict[tuple[str, str, float, int], str] = field(default_factory=dict[tuple[str, str, float, int], str])
 
     def write(self, plan: SitePlan) -> None:
         """Rewrite one site.
@@ -46,7 +46,7 @@ class SoftmaxRewriter:
         site = plan.site
         self.rewriter.start(_ORIGIN, site.id)
         emit = Emitter(self.rewriter, Place(site.scope, site.softmax), _base(site), site.dtype)
-        shifted = self._row_shifted(emit, plan) if plan.phi is None else self._phi_shifted(emit, plan)
+        shifted = self._row_shifted(emit, plan) if plan.phi is None else self._phi_shifted(emit, plan, plan.phi)
         clipped = emit.clip(shifted, *plan.window.clip, "clip")
         exponentials = emit.op("Exp", clipped, what="exp")
         if site.late_division:
@@ -68,15 +68,17 @@ class SoftmaxRewriter:
             top = emit.op("Add", top, emit.scalar(plan.offset, "row_max_offset"), what="row_max_raised")
         return emit.op("Sub", site.scores, top, what="shift")
 
-    def _phi_shifted(self, emit: Emitter, plan: SitePlan) -> str:
+    def _phi_shifted(self, emit: Emitter, plan: SitePlan, phi: float | tuple[float, ...]) -> str:
         site = plan.site
-        phi = plan.phi_array(emit.dtype)
-        if phi is None or not phi.any():
+        heads = plan.heads_array(emit.dtype)
+        if heads is not None:
+            return emit.op("Sub", site.scores, emit.array(heads, "phi_heads"), what="shift")
+        if isinstance(phi, tuple) or phi == 0:
             return site.scores
-        mask = self._foldable_mask(site) if phi.size == 1 else None
+        mask = self._foldable_mask(site)
         if mask is None:
-            return emit.op("Sub", site.scores, emit.array(phi, "phi"), what="shift")
-        return self._fold(emit, plan, mask)
+            return emit.op("Sub", site.scores, emit.scalar(phi, "phi"), what="shift")
+        return self._fold(emit, site, phi, mask)
 
     def _foldable_mask(self, site: Site) -> int | None:
         """The position in `before` of a last Add whose sum only this site reads."""
@@ -95,21 +97,16 @@ class SoftmaxRewriter:
                 return None
         return None
 
-    def _fold(self, emit: Emitter, plan: SitePlan, position: int) -> str:
+    def _fold(self, emit: Emitter, site: Site, phi: float, position: int) -> str:
         """s + (mask - φ): the mask is smaller than the scores, and one difference serves all sites that share it."""
-        site, links = plan.site, plan.site.before[position:]
+        links = site.before[position:]
         add, operand = links[0].node, 1 - links[0].operand
         mask = add.input[operand]
-        phi = plan.phi_array(emit.dtype)
-        if phi is None:
-            raise ValueError("no φ to fold")
-        key = (site.scope.id, mask, phi.tobytes(), phi.dtype.str)
+        key = (site.scope.id, mask, phi, site.dtype)
         if key not in self._masks:
             above = site.scope.producers.get(mask)
-            place = Place(site.scope, above, after=above is not None)
-            at = emit.at(place)
-            at.base = mask
-            self._masks[key] = at.op("Sub", mask, at.array(phi, "phi"), what="minus_phi")
+            at = emit.at(Place(site.scope, above, after=above is not None), base=mask)
+            self._masks[key] = at.op("Sub", mask, at.scalar(phi, "phi"), what="minus_phi")
         self.rewriter.set_input(site.scope, add, operand, self._masks[key])
         value = ""
         for link in links:
@@ -144,8 +141,7 @@ class SoftmaxRewriter:
                 total = self._sum(emit.at(Place(site.scope, link.node, after=True)), plan, value)
         old = site.pv.output[0]
         product = self._renamed(site, site.pv, f"{old}_unnormalised")
-        behind = emit.at(Place(site.scope, site.pv, after=True))
-        behind.dtype = numpy_dtype(site.product_dtype)
+        behind = emit.at(Place(site.scope, site.pv, after=True), elem_type=site.product_dtype)
         if site.product_dtype != site.dtype:
             total = behind.cast(total, site.product_dtype, "sum_cast")
         total = _align(behind, site, total)

@@ -175,7 +175,6 @@ def test_flags_reach_the_library(cli: Cli, decoder: Path, out: Path, monkeypatch
         include="Softmax",
         exclude="nothing",
         decompose_attention=True,
-        passes="none",
     )
     flags: list[object] = []
     for field in fields(wanted):
