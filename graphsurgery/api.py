@@ -151,10 +151,7 @@ def _rewritten(
     passes: list[PassResult] = []
     if options.decompose_attention:
         passes.append(DecomposeAttention().apply(index, rewriter))
-        rewriter.commit()
-        rewriter.take_changes()
-        shapes = Shapes()
-    findings = find_attention(index, shapes)
+    findings = _explained(find_attention(index, shapes), passes)
     evidence = _evidence(source, proto, findings, samples, options, progress)
     plans = decide(findings.sites, evidence, options)
     passes.append(_write(rewriter, shapes, plans))
@@ -165,12 +162,24 @@ def _rewritten(
         "method": method(evidence, options, _margins(plans, options)),
         "sites": site_entries(findings, plans),
         "not_attention": [{"id": other.id, "chain": other.chain, "reason": other.reason} for other in findings.others],
-        "passes": [{"name": r.name, "changed": r.changed, "added": r.added, "removed": r.removed} for r in passes],
+        "passes": [asdict(result) for result in passes],
         "nodes": {"before": before, "after": _counts_after(before, passes)},
         "verify": None,
         "htp": None,
     }
     return proto, any(result.changed for result in passes), report
+
+
+def _explained(findings: Findings, passes: list[PassResult]) -> Findings:
+    """Fused operators that the decomposition skipped are refused with its reason."""
+    skipped = {name: reason for result in passes for name, reason in result.skipped}
+    refused = tuple(
+        replace(site, refusal=replace(site.refusal, reason=f"{name} cannot be decomposed: {skipped[name]}"))
+        if site.refusal.code == "fused-attention" and (name := site.softmax.name or site.softmax.output[0]) in skipped
+        else site
+        for site in findings.refused
+    )
+    return replace(findings, refused=refused)
 
 
 def _evidence(

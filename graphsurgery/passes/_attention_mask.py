@@ -34,8 +34,10 @@ class Bias:
 
 
 def check_mask_length(call: Call) -> None:
-    """Raise UnsupportedError where the mask is shorter than the keys in an opset that does not say what that means."""
+    """Raise UnsupportedError for a mask longer than the keys, or shorter where the opset gives that no meaning."""
     mask, total = call.mask_length, call.total_length
+    if isinstance(mask, int) and isinstance(total, int) and mask > total:
+        raise UnsupportedError(f"input attn_mask: last dimension {mask} for {total} keys")
     if call.scope.opset >= FIRST_WITH_SHORT_MASK or not isinstance(mask, int) or mask == total:
         return
     if mask == 1 or isinstance(total, int):
@@ -77,8 +79,6 @@ def _needs_padding(call: Call) -> bool:
 def _pad(call: Call, emit: Emitter, mask: str, keys: Axis) -> str:
     total, length = call.total_length, call.mask_length
     if isinstance(total, int) and isinstance(length, int):
-        if length > total:
-            raise UnsupportedError(f"input attn_mask: last dimension {length} for {total} keys")
         pads = emit.ints(0, total - length)
     else:
         missing = emit.shared(

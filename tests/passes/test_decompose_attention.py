@@ -267,6 +267,13 @@ def test_what_is_not_covered_is_left_and_named(body: str, mask: str, opset: int,
     assert new.SerializeToString(deterministic=True) == model.SerializeToString(deterministic=True)
 
 
+def test_a_mask_longer_than_the_keys_is_left_and_named() -> None:
+    model = named("y = Attention (q0, k, v, m)", "float[4, 40] m", 24, lengths=("4", "8", "4"))
+    new, result = decompose(model)
+    assert result.skipped == (("y", "input attn_mask: last dimension 40 for 8 keys"),)
+    assert new.SerializeToString(deterministic=True) == model.SerializeToString(deterministic=True)
+
+
 def test_attention_of_another_domain_is_untouched() -> None:
     model = parser.parse_model("""
       <ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>
