@@ -108,24 +108,27 @@ class Scope:
             return node.op_type == "Constant"
         return name in home.initializers and name not in home.inputs
 
-    def value_info(self, name: str) -> ValueInfoProto | None:
-        """Declared type of a value of this scope: value_info, graph input or graph output."""
+    def declared(self) -> dict[str, int]:
+        """The values that value_info declares, with their positions there."""
         if self._declared is None:
             infos = self.body.value_info
             self._declared = dict(zip([info.name for info in infos], range(len(infos)), strict=True))
             if isinstance(self.body, GraphProto):
                 self._interface = {info.name: info for info in (*self.body.output, *self.body.input)}
+        return self._declared
+
+    def value_info(self, name: str) -> ValueInfoProto | None:
+        """Declared type of a value of this scope: value_info, graph input or graph output."""
+        declared = self.declared()
         known = self._interface.get(name)
         if known is None:
-            position = self._declared.get(name)
+            position = declared.get(name)
             known = None if position is None else self.body.value_info[position]
         return known
 
     def drop_value_info(self, names: set[str]) -> None:
         """Remove the declared types of values that no node produces any more, and read the rest anew at need."""
-        self.value_info("")
-        declared = self._declared or {}
-        infos = self.body.value_info
+        declared, infos = self.declared(), self.body.value_info
         for position in sorted({declared[n] for n in names if n in declared and n not in self.producers}, reverse=True):
             del infos[position]
         self._declared = None

@@ -28,6 +28,7 @@ _SAME = frozenset(
 _BROADCAST = frozenset(
     "Add Sub Mul Div Where Max Min Pow And Or Xor Equal Less Greater LessOrEqual GreaterOrEqual Mod Sum Mean".split()
 )
+_ONE_TYPE = frozenset("Add Sub Mul Div Max Min MatMul Gemm Concat Sum Mean".split())
 _BOOL = frozenset("Equal Less Greater LessOrEqual GreaterOrEqual And Or Not Xor IsNaN IsInf".split())
 
 
@@ -62,27 +63,38 @@ class Shapes:
         shape = self.shape(scope, name)
         return None if shape is None else len(shape)
 
-    def dtype(self, scope: Scope, name: str, depth: int = 0) -> int | None:
+    def dtype(self, scope: Scope, name: str) -> int | None:
         """The element type as a TensorProto.DataType, or None."""
-        key = (id(scope), name)
-        if key in self._dtypes:
-            return self._dtypes[key]
-        home = scope.home(name)
-        if home is None or depth > _DEEPEST:
-            return None
+        trail: list[tuple[int, str]] = []
         found: int | None = None
-        info = home.value_info(name)
-        if info is not None and info.type.HasField("tensor_type"):
-            found = info.type.tensor_type.elem_type or None
-        if found is None:
-            tensor = constant_tensor(home, name)
-            node = home.producers.get(name)
-            if tensor is not None:
-                found = tensor.data_type
-            elif node is not None:
-                found = self._dtype_of(home, node, depth + 1)
-        self._dtypes[key] = found
+        current: str | None = name
+        while current is not None:
+            key = (id(scope), current)
+            if key in self._dtypes:
+                found = self._dtypes[key]
+                break
+            self._dtypes[key] = None  # also ends a walk around a cycle
+            trail.append(key)
+            home = scope if current in scope.producers else scope.home(current)
+            if home is None:
+                break
+            scope = home
+            found, current = self._own_dtype(scope, current)
+        for key in trail:
+            self._dtypes[key] = found
         return found
+
+    def _own_dtype(self, scope: Scope, name: str) -> tuple[int | None, str | None]:
+        """The element type that a value states itself, or else the value that it takes its type from."""
+        info = scope.value_info(name)
+        if info is not None and info.type.HasField("tensor_type") and info.type.tensor_type.elem_type:
+            return info.type.tensor_type.elem_type, None
+        node = scope.producers.get(name)
+        if node is None or node.op_type == "Constant":
+            tensor = constant_tensor(scope, name)
+            if tensor is not None:
+                return tensor.data_type, None
+        return (None, None) if node is None else _dtype_rule(scope, node)
 
     def ints(self, scope: Scope, name: str, depth: int = 0) -> tuple[int | None, ...] | None:
         """The entries of a small 1-D integer value (a shape, say), None where one is computed."""
@@ -125,7 +137,7 @@ class Shapes:
         if node.output[0] != name and node.op_type not in ("Dropout",):
             return None
         if node.op_type in _SAME:
-            return self.shape(scope, node.input[0], depth)
+            return self.shape(scope, self._source(scope, node.input[0]), depth)
         if node.op_type in _BROADCAST:
             return _broadcast([self.shape(scope, value, depth) for value in node.input])
         if node.op_type == "Constant":
@@ -133,6 +145,16 @@ class Shapes:
             return None if value is None else tuple(value.shape)
         rule = _RULES.get(node.op_type)
         return None if rule is None else rule(self, scope, node, depth)
+
+    def _source(self, scope: Scope, name: str) -> str:
+        """The value at the head of a run of operators that keep the shape; a declared or known value ends the run."""
+        producers, declared, known, key = scope.producers, scope.declared(), self._shapes, id(scope)
+        while name not in declared and (key, name) not in known:
+            node = producers.get(name)
+            if node is None or node.op_type not in _SAME:
+                break
+            name = node.input[0]
+        return name
 
     def _split(self, scope: Scope, node: NodeProto, name: str, depth: int) -> Shape | None:
         source = self.shape(scope, node.input[0], depth)
@@ -150,24 +172,29 @@ class Shapes:
             size = whole // len(node.output)
         return (*source[:axis], size, *source[axis + 1 :])
 
-    def _dtype_of(self, scope: Scope, node: NodeProto, depth: int) -> int | None:
-        op = node.op_type
-        if op in _BOOL:
-            return TensorProto.BOOL
-        if op in ("Shape", "Size", "NonZero", "ArgMax", "ArgMin"):
-            return TensorProto.INT64
-        if op == "Cast":
-            return int_attribute(node, "to", 0) or None
-        if op == "Constant":
-            name = node.output[0]
-            value = constant_value(scope, name)
-            return None if value is None else helper.np_dtype_to_tensor_dtype(value.dtype)
-        if op == "ConstantOfShape":
-            return TensorProto.FLOAT if attribute(node, "value") is None else None
-        if op in ("If", "Loop", "Scan") or not is_standard(node) or not node.input:
-            return None
-        operand = {"Where": 1, "CastLike": 1, "DequantizeLinear": 1, "QuantizeLinear": 2}.get(op, 0)
-        return self.dtype(scope, node.input[operand], depth) if operand < len(node.input) else None
+
+def _dtype_rule(scope: Scope, node: NodeProto) -> tuple[int | None, str | None]:
+    op = node.op_type
+    if op in _BOOL:
+        return TensorProto.BOOL, None
+    if op in ("Shape", "Size", "NonZero", "ArgMax", "ArgMin"):
+        return TensorProto.INT64, None
+    if op == "Cast":
+        return int_attribute(node, "to", 0) or None, None
+    if op == "Constant":
+        value = constant_value(scope, node.output[0])
+        return None if value is None else helper.np_dtype_to_tensor_dtype(value.dtype), None
+    if op == "ConstantOfShape":
+        return (TensorProto.FLOAT if attribute(node, "value") is None else None), None
+    if op in ("If", "Loop", "Scan") or not is_standard(node) or not node.input:
+        return None, None
+    if op in _ONE_TYPE:
+        # An operand that states its type ends the walk; the first one may hang on a long chain.
+        for value in node.input:
+            if value in scope.initializers or value in scope.inputs:
+                return None, value
+    operand = {"Where": 1, "CastLike": 1, "DequantizeLinear": 1, "QuantizeLinear": 2}.get(op, 0)
+    return None, (node.input[operand] if operand < len(node.input) else None)
 
 
 def _better(first: Shape | None, second: Shape | None) -> Shape | None:
