@@ -23,9 +23,7 @@ INF = float("inf")
 WIDE, HALF = window(TensorProto.FLOAT), window(TensorProto.FLOAT16)
 
 
-def rows(
-    low: float, high: float, *, lse: float | None = None, value: float = 1.0, single: float = INF
-) -> RowStatistics:
+def rows(low: float, high: float, *, lse: float | None = None, value: float = 1.0) -> RowStatistics:
     """Rows whose maxima run from low to high."""
     return RowStatistics(4, 0, 0, low, high, low, INF, high if lse is None else lse, low, value)
 
