@@ -18,8 +18,6 @@ from graphsurgery.verify.models import VerifyResult
 # the sine of a large multiple: a rounding step in the probabilities moves it visibly
 SINE = "o = MatMul(p2, v)  f = Constant<value_float = {f}>()  e = Mul(o, f)  y = Sin(e)"
 ILL = LAYERS.replace("y = MatMul(p2, v)", SINE)
-    "y = MatMul(p2, v)", "o = MatMul(p2, v)  f = Constant<value_float = {f}>()  e = Mul(o, f)  y = Sin(e)"
-)
 
 
 def verified(a: ModelProto, b: ModelProto, options: VerifyOptions | None = None, count: int = 1) -> VerifyResult:
