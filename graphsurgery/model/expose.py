@@ -29,21 +29,54 @@ def expose(index: ModelIndex, rewriter: Rewriter, scope: Scope, name: str, elem_
             rewriter.add_graph_output(scope, name, elem_type)
         return [name]
     if scope.kind == "function":
-        rewriter.add_graph_output(scope, name, elem_type)
-        found: list[str] = []
-        for caller, node in index.calls(scope):
-            _fill_outputs(scope, node, rewriter)
-            found += expose(index, rewriter, caller, rewriter.add_output(caller, node, f"{name}_seen"), elem_type)
-        return found
+        return _through_calls(index, rewriter, scope, name, elem_type)
     outer, node = _owner(scope)
     if node.op_type == "If":
-        for sibling in outer.children:
-            if sibling is not scope and _owner(sibling)[1] is node:
-                _add_empty(rewriter, sibling, elem_type)
+        _prepare_branches(rewriter, outer, node, scope, elem_type)
     elif node.op_type not in ("Loop", "Scan") or any(a.name.startswith("scan_output_") for a in node.attribute):
         raise NotExposableError(f"{node.name or node.op_type} ({node.op_type}) does not let values of its body out")
     rewriter.add_graph_output(scope, name, elem_type)
     return expose(index, rewriter, outer, rewriter.add_output(outer, node, f"{name}_seen"), elem_type)
+
+
+def _through_calls(index: ModelIndex, rewriter: Rewriter, scope: Scope, name: str, elem_type: int) -> list[str]:
+    known = list(scope.body.output)
+    if name not in scope.outputs:
+        rewriter.add_graph_output(scope, name, elem_type)
+        known.append(name)
+    found: list[str] = []
+    for caller, node in index.calls(scope):
+        found += expose(index, rewriter, caller, _output(caller, node, known.index(name), rewriter), elem_type)
+    return found
+
+
+def _prepare_branches(rewriter: Rewriter, outer: Scope, node: NodeProto, scope: Scope, elem_type: int) -> None:
+    """Give the other branch an output that stands for a value that was not computed."""
+    if any(_owner(around)[1].op_type != "If" for around in _nested_around(outer)):
+        label = node.name or node.op_type
+        raise NotExposableError(f"{label} (If) stands in a Loop or Scan, which collects values of one shape only")
+    for sibling in outer.children:
+        if sibling is not scope and _owner(sibling)[1] is node:
+            _add_empty(rewriter, sibling, elem_type)
+
+
+def _nested_around(scope: Scope) -> list[Scope]:
+    """The scope and those around it, as far as they are nested graphs."""
+    around: list[Scope] = []
+    while scope.kind == "subgraph" and scope.parent is not None:
+        around.append(scope)
+        scope = scope.parent
+    return around
+
+
+def _output(scope: Scope, node: NodeProto, position: int, rewriter: Rewriter) -> str:
+    """The name of one output of a call; an output that the call leaves out gets one."""
+    while len(node.output) <= position:
+        rewriter.add_output(scope, node, "seen")
+    if not node.output[position]:
+        node.output[position] = rewriter.fresh("seen")
+        scope.producers[node.output[position]] = node
+    return node.output[position]
 
 
 def _owner(scope: Scope) -> tuple[Scope, NodeProto]:
@@ -56,12 +89,6 @@ def _owner(scope: Scope) -> tuple[Scope, NodeProto]:
             if any(graph is scope.body for graph in (attribute.g, *attribute.graphs)):
                 return outer, node
     raise ValueError(f"no node of {outer.id} holds {scope.id}")
-
-
-def _fill_outputs(function: Scope, node: NodeProto, rewriter: Rewriter) -> None:
-    """Name trailing outputs that the call leaves out, so that a new one comes last."""
-    while len(node.output) < len(function.body.output) - 1:
-        node.output.append(rewriter.fresh("unused"))
 
 
 def _add_empty(rewriter: Rewriter, scope: Scope, elem_type: int) -> None:

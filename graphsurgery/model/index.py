@@ -55,6 +55,8 @@ class Scope:
     inputs: frozenset[str] = frozenset()
     outputs: frozenset[str] = frozenset()
     initializers: dict[str, TensorProto] = field(default_factory=dict[str, TensorProto])
+    sparse: frozenset[str] = frozenset()
+    """Names of sparse initializers."""
     children: list[Scope] = field(default_factory=list["Scope"])
     _declared: dict[str, int] | None = None
     _interface: dict[str, ValueInfoProto] = field(default_factory=dict[str, ValueInfoProto])
@@ -73,11 +75,15 @@ class Scope:
             self.kinds = [node.op_type for node in self.nodes]
         return self.kinds
 
+    def defines(self, name: str) -> bool:
+        """Whether the value is made here: by a node, as an input or as an initializer."""
+        return name in self.producers or name in self.initializers or name in self.inputs or name in self.sparse
+
     def home(self, name: str) -> Scope | None:
         """The nearest scope, from here outwards, that defines the value."""
         scope: Scope | None = self
         while scope is not None:
-            if name in scope.producers or name in scope.initializers or name in scope.inputs:
+            if scope.defines(name):
                 return scope
             scope = scope.parent
         return None
@@ -89,6 +95,21 @@ class Scope:
             return node
         home = self.home(name)
         return None if home is None else home.producers.get(name)
+
+    def capture(self, name: str, node: NodeProto | None) -> None:
+        """Enter that a node here (None: this graph's own output) reads a value of an outer scope."""
+        home = self.parent.home(name) if self.parent is not None else None
+        if home is not None:
+            home.captures.setdefault(name, []).append(Capture(self, node))
+
+    def release(self, name: str, node: NodeProto) -> None:
+        """Enter that a node here reads a value of an outer scope no more."""
+        home = self.parent.home(name) if self.parent is not None else None
+        entries = [] if home is None else home.captures.get(name, [])
+        for position, entry in enumerate(entries):
+            if entry.scope is self and entry.node is node:
+                del entries[position]
+                return
 
     def readers(self, name: str) -> list[NodeProto]:
         """Nodes of this scope that read the value (a node once for each operand)."""
@@ -140,7 +161,7 @@ class ModelIndex:
     def __init__(self, model: ModelProto) -> None:
         self.model = model
         self.scopes: list[Scope] = []
-        self.functions: dict[tuple[str, str], Scope] = {}
+        self.functions: dict[tuple[str, str, str], Scope] = {}
         opset = _opset(model.opset_import)
         self.main = self._scope("main", model.graph, "main", None, opset)
         taken = {"main"}
@@ -150,7 +171,7 @@ class ModelIndex:
                 name += "'"
             taken.add(name)
             scope = self._scope(name, function, "function", None, _opset(function.opset_import, opset))
-            self.functions[function.domain, function.name] = scope
+            self.functions[function.domain, function.name, function.overload] = scope
 
     def _scope(
         self,
@@ -166,6 +187,7 @@ class ModelIndex:
             scope.inputs = frozenset(value.name for value in body.input)
             scope.outputs = frozenset(value.name for value in body.output)
             scope.initializers = {tensor.name: tensor for tensor in body.initializer}
+            scope.sparse = frozenset(tensor.values.name for tensor in body.sparse_initializer)
         else:
             scope.inputs = frozenset(body.input)
             scope.outputs = frozenset(body.output)
@@ -198,8 +220,12 @@ class ModelIndex:
 
     def calls(self, function: Scope) -> list[tuple[Scope, NodeProto]]:
         """The nodes that call a local function."""
-        domain, name = next(key for key, scope in self.functions.items() if scope is function)
-        return [(scope, node) for scope, node in self.walk() if node.op_type == name and node.domain == domain]
+        domain, name, overload = next(key for key, scope in self.functions.items() if scope is function)
+        return [
+            (scope, node)
+            for scope, node in self.walk()
+            if node.op_type == name and node.domain == domain and node.overload == overload
+        ]
 
     def node_counts(self) -> dict[str, int]:
         """Number of nodes by operator over all scopes; other domains as `domain::Op`."""
@@ -229,12 +255,8 @@ def _register_captures(child: Scope) -> None:
     reads: list[tuple[str, NodeProto | None]] = [(name, node) for name, nodes in child.uses.items() for node in nodes]
     reads += [(name, None) for name in child.outputs]
     for name, node in reads:
-        if name in child.producers or name in child.initializers or name in child.inputs:
-            continue
-        outer = child.parent
-        home = outer.home(name) if outer is not None else None
-        if home is not None:
-            home.captures.setdefault(name, []).append(Capture(child, node))
+        if not child.defines(name):
+            child.capture(name, node)
 
 
 def _opset(imports: Iterable[OperatorSetIdProto], default: int = 1) -> int:

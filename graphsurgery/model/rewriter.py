@@ -69,7 +69,7 @@ class Rewriter:
         self._sequence = 0
         self._gone: dict[int, set[str]] = {}
         self._constants: dict[tuple[int, str, tuple[int, ...], bytes], str] = {}
-        self._literals: dict[tuple[int, int, float | tuple[int, ...]], str] = {}
+        self._literals: dict[tuple[int, int, str | tuple[int, ...]], str] = {}
         self._names: set[str] = set()
 
     def start(self, pass_name: str, site: str = "") -> None:
@@ -90,7 +90,7 @@ class Rewriter:
         names = self._names
         if not names:
             for scope in self.index.scopes:
-                names.update(scope.producers, scope.uses, scope.initializers, scope.inputs, scope.outputs)
+                names.update(scope.producers, scope.uses, scope.initializers, scope.inputs, scope.outputs, scope.sparse)
                 names.update([node.name for node in scope.nodes])
         name, count = hint, 1
         while name in names:
@@ -131,6 +131,8 @@ class Rewriter:
         for value in inputs:
             if value:
                 uses[value].append(node)
+                if scope.parent is not None and not scope.defines(value):
+                    scope.capture(value, node)
         self._put(node, place)
         scope.nodes.append(node)
         added = self.changes.added
@@ -172,7 +174,9 @@ class Rewriter:
             return
         self._drop_use(scope, old, node)
         node.input[position] = value
-        scope.uses.setdefault(value, []).append(node)
+        scope.uses[value].append(node)
+        if scope.parent is not None and not scope.defines(value):
+            scope.capture(value, node)
         self.changes.rewired += 1
 
     def rename_output(self, scope: Scope, node: NodeProto, position: int, hint: str) -> str:
@@ -191,6 +195,9 @@ class Rewriter:
         home = scope.home(name)
         if home is None or home.uses.get(name) or home.read_elsewhere(name) or name in home.inputs:
             return
+        for known in (self._constants, self._literals):
+            for key in [key for key, value in known.items() if value == name]:
+                del known[key]  # pyright: ignore[reportArgumentType]
         node = home.producers.get(name)
         if node is not None:
             if node.op_type == "Constant":
@@ -249,7 +256,7 @@ class Rewriter:
 
     def scalar(self, scope: Scope, value: float, elem_type: int, hint: str) -> str:
         """A constant of rank 0 and of a TensorProto.DataType."""
-        key = (id(scope.root), elem_type, value)
+        key = (id(scope.root), elem_type, repr(value))
         known = self._literals.get(key)
         if known is None:
             array = np.array(value, np.float64).astype(helper.tensor_dtype_to_np_dtype(elem_type))
@@ -351,6 +358,8 @@ class Rewriter:
             for i, reader in enumerate(readers):
                 if reader is node:
                     del readers[i]
+                    if scope.parent is not None and not scope.defines(value):
+                        scope.release(value, node)
                     break
 
 

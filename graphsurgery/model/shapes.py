@@ -29,6 +29,10 @@ _BROADCAST = frozenset(
     "Add Sub Mul Div Where Max Min Pow And Or Xor Equal Less Greater LessOrEqual GreaterOrEqual Mod Sum Mean".split()
 )
 _ONE_TYPE = frozenset("Add Sub Mul Div Max Min MatMul Gemm Concat Sum Mean".split())
+_OWN_TYPE = frozenset(
+    "If Loop Scan DynamicQuantizeLinear MatMulInteger ConvInteger SequenceAt Optional OneHot EyeLike RandomNormal "
+    "RandomUniform Multinomial TopK Unique".split()
+)
 _BOOL = frozenset("Equal Less Greater LessOrEqual GreaterOrEqual And Or Not Xor IsNaN IsInf".split())
 
 
@@ -186,7 +190,7 @@ def _dtype_rule(scope: Scope, node: NodeProto) -> tuple[int | None, str | None]:
         return None if value is None else helper.np_dtype_to_tensor_dtype(value.dtype), None
     if op == "ConstantOfShape":
         return (TensorProto.FLOAT if attribute(node, "value") is None else None), None
-    if op in ("If", "Loop", "Scan") or not is_standard(node) or not node.input:
+    if op in _OWN_TYPE or not is_standard(node) or not node.input:
         return None, None
     if op in _ONE_TYPE:
         # An operand that states its type ends the walk; the first one may hang on a long chain.
@@ -256,6 +260,8 @@ def _reshape(shapes: Shapes, scope: Scope, node: NodeProto, depth: int) -> Shape
     target = shapes.ints(scope, node.input[1], depth) if len(node.input) > 1 else ints_attribute(node, "shape")
     if target is None:
         return None
+    if int_attribute(node, "allowzero", 0):
+        return tuple(size if size is not None and size >= 0 else None for size in target)
     source = shapes.shape(scope, node.input[0], depth)
     dims: list[Dim] = []
     for position, size in enumerate(target):
@@ -307,6 +313,8 @@ def _reduce(shapes: Shapes, scope: Scope, node: NodeProto, depth: int) -> Shape 
     source, axes = shapes.shape(scope, node.input[0], depth), _axes(shapes, scope, node, depth)
     if source is None or axes is None:
         return None
+    if not axes:
+        axes = () if int_attribute(node, "noop_with_empty_axes", 0) else tuple(range(len(source)))
     drop, keep = {a % len(source) for a in axes}, int_attribute(node, "keepdims", 1)
     return tuple(1 if i in drop else dim for i, dim in enumerate(source) if keep or i not in drop)
 
