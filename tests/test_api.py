@@ -295,6 +295,24 @@ def test_decomposed_attention_is_calibrated() -> None:
     assert_same(proto, result.model)
 
 
+def test_the_constant_of_a_guard_in_a_branch_goes() -> None:
+    body = """n = Constant<value_float = 0.0>()
+      y = If(c) <then_branch = yes () => (float t) {
+        a = MatMul(q, k)  p = Softmax(a)  i = IsNaN(p)  w = Where(i, n, p)  t = MatMul(w, v)
+      }, else_branch = no () => (float e) { e = Identity(q) }>"""
+    result = graphsurgery.rewrite(model(body, INPUTS + ", bool c"), options=EXACT)
+    assert result.rewritten == 1
+    assert operators(result.model)["Constant"] == 0
+
+
+def test_the_constant_of_a_guard_goes() -> None:
+    body = """n = Constant<value_float = 0.0>()
+      a = MatMul(q, k)  p = Softmax(a)  i = IsNaN(p)  w = Where(i, n, p)  y = MatMul(w, v)"""
+    result = graphsurgery.rewrite(model(body), options=EXACT)
+    assert result.rewritten == 1 and operators(result.model)["Constant"] == 0
+    assert "IsNaN" not in operators(result.model)
+
+
 # -- the report
 
 

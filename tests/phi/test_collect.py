@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, parser
 
 from graphsurgery.data import Samples, open_samples, signature
+from graphsurgery.engines import EngineError
 from graphsurgery.phi.collect import Evidence, collect
 from graphsurgery.phi.observe import observation_model
 from graphsurgery.phi.statistics import RowStatistics, SiteStatistics
@@ -218,3 +219,49 @@ def test_a_scope_that_shows_nothing_is_said() -> None:
     observed = observation_model(model(body, INPUTS + ", float[3] steps"))
     assert observed.outputs == {}
     assert list(observed.unseen.values()) == ["Scan (Scan) does not let values of its body out"]
+
+
+@pytest.mark.xfail(strict=True, raises=EngineError, reason="a model whose sites never run has no node left to load")
+def test_a_function_that_nobody_calls() -> None:
+    evidence = gathered(model("y = Identity(q)", more=FUNCTION), [feed()])
+    assert evidence.unseen == {"f/soft": "no sample ran this part of the graph"}
+
+
+MIXED = """go = Constant<value = bool {{1}}>()
+  y = Loop(n, go, q) <body = b (int64 i, bool on, float[B, 2, Q, 4] state) => (bool keep, float[B, 2, Q, 4] next) {{
+    one = Constant<value = int64 {{1}}>()  keep = Identity(on)  first = Less(i, one)  {body}
+  }}>"""
+CHOICE = f"""{{out}} = If({{test}})
+  <then_branch = yes () => (float[B, 2, Q, 4] t) {{{{ {SITE.replace("y =", "t =")} }}}},
+  else_branch = no () => (float[B, 2, Q, 4] e) {{{{ e = Identity(q) }}}}>"""
+
+
+def test_a_branch_in_a_loop_is_said_to_be_unseen() -> None:
+    """A loop collects values of one shape, so iterations that leave the branch out have nothing to give."""
+    body = MIXED.format(body=CHOICE.format(out="next", test="first"))
+    evidence = gathered(model(body, INPUTS + ", int64 n"), [{**feed(), "n": np.array(2)}])
+    assert evidence.sites == {}
+    assert list(evidence.unseen) == ["main/Loop_1.body/If_3.then_branch/soft"]
+    assert list(evidence.unseen.values()) == [
+        "If (If) stands in a Loop or Scan, which collects values of one shape only"
+    ]
+
+
+@pytest.mark.xfail(strict=True, raises=EngineError, reason="the Loop around the call of a function is not looked for")
+def test_a_branch_in_a_function_that_a_loop_calls() -> None:
+    function = f"""<domain: "local", opset_import: ["" : 17]>
+    g (first, q, k, v, mask) => (y) {{ {CHOICE.format(out="y", test="first")} }}"""
+    body = MIXED.format(body="next = local.g(first, state, k, v, mask)")
+    evidence = gathered(model(body, INPUTS + ", int64 n", function), [{**feed(), "n": np.array(2)}])
+    assert list({**evidence.sites, **evidence.unseen}) == ["g/If_0.then_branch/soft"]
+
+
+def test_overloads_of_a_function() -> None:
+    proto = model("h = local.f(q, k, v, mask)  y = local.f(h, k, v, mask)", more=FUNCTION)
+    proto.functions.add().CopyFrom(proto.functions[0])
+    for function, node, overload in zip(proto.functions, proto.graph.node, ("one", "two"), strict=True):
+        function.overload = node.overload = overload
+    sample = feed()
+    evidence = gathered(proto, [sample])
+    assert list(evidence.sites) == ["f/soft", "local.f/soft"]
+    assert_close(evidence.sites["f/soft"], reference(sample))
