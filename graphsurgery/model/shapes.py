@@ -29,9 +29,14 @@ _BROADCAST = frozenset(
     "Add Sub Mul Div Where Max Min Pow And Or Xor Equal Less Greater LessOrEqual GreaterOrEqual Mod Sum Mean".split()
 )
 _ONE_TYPE = frozenset("Add Sub Mul Div Max Min MatMul Gemm Concat Sum Mean".split())
+_FIXED_TYPES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Shape", "Size", "NonZero", "ArgMax", "ArgMin"), (TensorProto.INT64,)),
+    "DynamicQuantizeLinear": (TensorProto.UINT8, TensorProto.FLOAT, TensorProto.UINT8),
+    "MatMulInteger": (TensorProto.INT32,),
+    "ConvInteger": (TensorProto.INT32,),
+}
 _OWN_TYPE = frozenset(
-    "If Loop Scan DynamicQuantizeLinear MatMulInteger ConvInteger SequenceAt Optional OneHot EyeLike RandomNormal "
-    "RandomUniform Multinomial TopK Unique".split()
+    "If Loop Scan SequenceAt Optional OneHot EyeLike RandomNormal RandomUniform Multinomial TopK Unique".split()
 )
 _BOOL = frozenset("Equal Less Greater LessOrEqual GreaterOrEqual And Or Not Xor IsNaN IsInf".split())
 
@@ -98,7 +103,7 @@ class Shapes:
             tensor = constant_tensor(scope, name)
             if tensor is not None:
                 return tensor.data_type, None
-        return (None, None) if node is None else _dtype_rule(scope, node)
+        return (None, None) if node is None else _dtype_rule(scope, node, name)
 
     def ints(self, scope: Scope, name: str, depth: int = 0) -> tuple[int | None, ...] | None:
         """The entries of a small 1-D integer value (a shape, say), None where one is computed."""
@@ -177,12 +182,12 @@ class Shapes:
         return (*source[:axis], size, *source[axis + 1 :])
 
 
-def _dtype_rule(scope: Scope, node: NodeProto) -> tuple[int | None, str | None]:
+def _dtype_rule(scope: Scope, node: NodeProto, name: str) -> tuple[int | None, str | None]:
     op = node.op_type
     if op in _BOOL:
         return TensorProto.BOOL, None
-    if op in ("Shape", "Size", "NonZero", "ArgMax", "ArgMin"):
-        return TensorProto.INT64, None
+    if op in _FIXED_TYPES:
+        return _FIXED_TYPES[op][list(node.output).index(name)], None
     if op == "Cast":
         return int_attribute(node, "to", 0) or None, None
     if op == "Constant":
