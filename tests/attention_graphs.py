@@ -15,6 +15,7 @@ __all__ = ["Case", "build"]
 
 Feeds = dict[str, np.ndarray]
 _LOCAL = "local"
+_OUTPUTS = ("output", "output_negative")
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +28,14 @@ class Case:
     expected: Feeds
     """float64, by output name; NaN where the original gives NaN."""
     data: Data
+
+    @property
+    def hidden_rows(self) -> Feeds:
+        """Rows without a visible key, in a shape that broadcasts to each output."""
+        found = answers(self.spec, self.data)
+        rows = [(answer.visible == 0)[..., None] for answer in found]
+        hidden = {name: _layout(self.spec, row) for name, row in zip(_OUTPUTS, rows, strict=False)}
+        return hidden | ({"probabilities": rows[0]} if self.spec.shared else {})
 
     def hostile(self) -> tuple[Feeds, Feeds]:
         """Feeds far outside the window, with hidden rows where the mask is an input, and their float64 answer."""
@@ -72,12 +81,8 @@ def _feeds(spec: AttentionSpec, data: Data) -> Feeds:
 
 def _expected(spec: AttentionSpec, data: Data) -> Feeds:
     found = answers(spec, data)
-    names = ("output", "output_negative")
-    expected = {name: _layout(spec, answer.output) for name, answer in zip(names, found, strict=False)}
-    if spec.shared:
-        probabilities = found[0].probabilities
-        expected["probabilities"] = probabilities
-    return expected
+    expected = {name: _layout(spec, answer.output) for name, answer in zip(_OUTPUTS, found, strict=False)}
+    return expected | ({"probabilities": found[0].probabilities} if spec.shared else {})
 
 
 def _layout(spec: AttentionSpec, output: np.ndarray) -> np.ndarray:
@@ -92,7 +97,7 @@ def _call_twice(main: Body, spec: AttentionSpec, data: Data, names: tuple[str, .
     inner = Body(spec.opset, "", True)
     emit_attention(inner, spec, data, "output", None)
     negative = main.op("Neg", "query")
-    for output, query in (("output", "query"), ("output_negative", negative)):
+    for output, query in zip(_OUTPUTS, ("query", negative), strict=True):
         operands = [query if name == "query" else name for name in names]
         main.nodes.append(helper.make_node("attend", operands, [output], f"call_{output}", domain=_LOCAL))
     return helper.make_function(

@@ -1,0 +1,88 @@
+"""How the property tests run: profiles, options, and a note that reproduces a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from attention_graphs import Case
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from strategies import AttentionSpec
+
+from graphsurgery.api import RewriteResult, rewrite
+from graphsurgery.options import RewriteOptions
+
+__all__ = ["SLOW", "declared_differences", "examples", "option_sets", "reproducible", "rewritten", "supported"]
+
+FAST, SLOW = 100, 2000
+
+Test = Callable[..., Any]
+
+
+def examples(count: int) -> Callable[[Test], Test]:
+    """Always the same examples, and no database of failures: a run depends on the commit alone."""
+    return settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        print_blob=False,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+    )
+
+
+@st.composite
+def option_sets(draw: st.DrawFn, guards: tuple[str, ...] = ("clip", "exact")) -> RewriteOptions:
+    """Every guard with every form; chunk counts that divide the keys, do not, and exceed them."""
+    guard = draw(st.sampled_from(guards))
+    form = draw(st.sampled_from(("auto", "sum", "reshape", "split")))
+    if form in ("auto", "sum"):
+        return RewriteOptions(guard=guard, form=form)  # type: ignore[arg-type]
+    chunks = draw(st.integers(1, 7))
+    return RewriteOptions(guard=guard, form="chunks", chunks=chunks, chunk_sum=form)  # type: ignore[arg-type]
+
+
+@contextmanager
+def reproducible(spec: AttentionSpec, options: RewriteOptions) -> Generator[None]:
+    """Adds what rebuilds the case to whatever goes wrong inside."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"to rebuild the case:\n    case = build({spec!r})\n    options = {options!r}")
+        raise
+
+
+def rewritten(case: Case, options: RewriteOptions) -> RewriteResult:
+    """The rewritten model; the one site of the case must have been rewritten, and the model given left alone."""
+    before = case.model.SerializeToString()
+    result = rewrite(case.model, data=[case.feeds], options=options)
+    assert case.model.SerializeToString() == before
+    sites = [(site["status"], site["code"], site["reason"]) for site in result.report["sites"]]
+    assert sites == [("rewritten", None, None)], result.report["not_attention"]
+    assert result.changed
+    return result
+
+
+def declared_differences(case: Case, result: RewriteResult) -> dict[str, np.ndarray]:
+    """Rows that the report says to differ from the original: hidden ones that give 0, [..., Q, 1] by output."""
+    said = any("gives 0 instead of a uniform row" in note for note in result.report["sites"][0]["notes"])
+    return {
+        name: np.broadcast_to(said & case.hidden_rows[name], wanted.shape) for name, wanted in case.expected.items()
+    }
+
+
+def supported(spec: AttentionSpec, options: RewriteOptions) -> bool:
+    """Not one of the gaps that `test_known_gaps` lists."""
+    function_type = spec.place == "function" and (
+        spec.dtype != "float32" or (spec.cast == "early" and spec.mask_source == "input")
+    )
+    narrow = spec.narrowest == "float16" and spec.softmax_dtype == "float32"
+    lowest = spec.fill == "lowest" and spec.mask != "none"
+    lowest_lost = options.guard == "exact" and lowest and (narrow or spec.guard)
+    zero_for_uniform = spec.guard and spec.mask_source == "input" and spec.hidden_row and lowest
+    sink_uncounted = spec.sink and options.form != "sum" and spec.types != "all"
+    sum_behind_cast = spec.reshape == "product" and spec.softmax_dtype != spec.dtype
+    return not (function_type or lowest_lost or zero_for_uniform or sink_uncounted or sum_behind_cast)
