@@ -151,11 +151,17 @@ def test_einsum_division_and_a_mask_that_fills() -> None:
     assert site.dims == Dims(2, 4, 8, 8, 16, 1) and site.mask_fills == INF and site.late_division
 
 
-def test_einsum_that_does_not_keep_the_rows_divides_early() -> None:
-    inputs = "float[2, 8, 4, 16] q, float[2, 8, 4, 16] k, float[2, 8, 4, 16] v"
-    body = """a = Einsum<equation = "bqhd,bkhd->bhqk">(q, k)  p = Softmax(a)
-      y = Einsum<equation = "bhqk,bkhd->bqd">(p, v)"""
-    assert not the_site(body, inputs=inputs, outputs="float[2, 8, 16] y").late_division
+@pytest.mark.parametrize(
+    ("values", "equation"),
+    [("[2, 8, 4, 16]", "bhqk,bkhd->bqd"), ("[2, 8, 4, 16, 3]", "bhqk,bkhde->bqhde"), ("[2, 4, 16]", "bhqk,bhd->bhqd")],
+    ids=["sums_over_heads", "two_axes_of_values", "keys_not_in_the_values"],
+)
+def test_einsum_that_does_not_keep_the_rows_divides_early(values: str, equation: str) -> None:
+    inputs = f"float[2, 8, 4, 16] q, float[2, 8, 4, 16] k, float{values} v"
+    body = (
+        f"""a = Einsum<equation = "bqhd,bkhd->bhqk">(q, k)  p = Softmax(a)  y = Einsum<equation = "{equation}">(p, v)"""
+    )
+    assert not the_site(body, inputs=inputs, outputs="float y").late_division
 
 
 DEBERTA = """s = MatMul(q, k)  e = Add(s, m)  i = Constant<value_ints = [-1, 4, 8, 8]>()  r = Reshape(e, i)

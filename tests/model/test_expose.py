@@ -87,6 +87,17 @@ def test_cutting_to_all_outputs_changes_nothing() -> None:
     assert proto.SerializeToString() == before
 
 
+def test_cutting_keeps_what_a_branch_returns_from_outside() -> None:
+    proto = model("""agraph (bool c, float[2] x) => (float[2] y) <float[2] w = {1, 1}, float[2] u = {2, 2}> {
+      a = Relu(x)
+      b = Neg(x)
+      y = If(c) <then_branch = yes () => (float[2] a) { }, else_branch = no () => (float[2] w) { }>
+    }""")
+    cut_to_outputs(proto, ["y"])
+    assert [node.op_type for node in proto.graph.node] == ["Relu", "If"]
+    assert [tensor.name for tensor in proto.graph.initializer] == ["w"]
+
+
 BRANCH = """agraph (bool c, float[2] x) => (float[2] y) <float[2] u = {2, 2}> {
   outer = Abs(x)
   never = Exp(x)

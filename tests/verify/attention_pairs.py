@@ -30,15 +30,15 @@ def rewritten(proto: ModelProto) -> ModelProto:
     return result.model
 
 
-def planted(proto: ModelProto, layer: int, factor: float = 1.5) -> ModelProto:
-    """The output of one layer's value product times a factor, under the same name."""
+def planted(proto: ModelProto, layer: int, number: float = 1.5, operator: str = "Mul") -> ModelProto:
+    """The output of one layer's value product times (or plus) a number, under the same name."""
     wrong = ModelProto()
     wrong.CopyFrom(proto)
     name = "h" if layer == 1 else "y"
     position = next(i for i, node in enumerate(wrong.graph.node) if name in node.output)
     nodes = list(wrong.graph.node)
-    constant = f"e = Constant<value_float = {factor}>()"
-    factored = parser.parse_graph(f"g (float x) => (float z) {{ {constant}  {name} = Mul({name}_right, e) }}")
+    constant = f"e = Constant<value_float = {number}>()"
+    factored = parser.parse_graph(f"g (float x) => (float z) {{ {constant}  {name} = {operator}({name}_right, e) }}")
     del wrong.graph.node[:]
     nodes[position].output[0] = f"{name}_right"
     nodes[position + 1 : position + 1] = list(factored.node)
