@@ -167,6 +167,16 @@ def test_remove_refuses_and_names_who_reads() -> None:
         rewriter.remove(main, node(main, "outer"))
 
 
+def test_a_value_that_a_new_node_of_a_branch_reads_is_not_removed() -> None:
+    main, rewriter = start(model(BRANCH.replace("[choose]", "[only] z = Exp(x)  [choose]")))
+    inner = rewriter.index.scopes[1]
+    rewriter.add(Place(inner, None), "Abs", ["z"], "reader")
+    with pytest.raises(RewriteError, match="'z' is still read"):
+        rewriter.remove(main, node(main, "only"))
+    rewriter.remove(inner, inner.producers["reader"])
+    rewriter.remove(main, node(main, "only"))
+
+
 def test_remove_dead_takes_readers_first_and_stops_at_what_is_read() -> None:
     proto = model(CHAIN.replace("[third] y = Exp(b)", "[third] d = Exp(b)  [fourth] e = Add(d, a)  [end] y = Abs(x)"))
     main, rewriter = start(proto)
@@ -221,6 +231,15 @@ def test_rename_output_frees_the_name_for_another_producer() -> None:
     assert "b" in [info.name for info in proto.graph.value_info], "the name still has a producer"
     onnx.checker.check_model(proto)
     assert_index_true(rewriter)
+
+
+def test_a_name_that_nobody_takes_over_loses_its_declared_type() -> None:
+    proto = model()
+    main, rewriter = start(proto)
+    new = rewriter.rename_output(main, node(main, "second"), 0, "b_new")
+    rewriter.set_input(main, node(main, "third"), 0, new)
+    rewriter.commit()
+    assert [info.name for info in proto.graph.value_info] == ["a", "unused_info"]
 
 
 def test_declared_types_go_with_their_tensors() -> None:
