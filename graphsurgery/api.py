@@ -17,11 +17,12 @@ from graphsurgery.attention import Findings, find_attention
 from graphsurgery.data import Samples, open_samples, signature
 from graphsurgery.errors import UsageError
 from graphsurgery.integrations.graphsurgeon import is_graph, to_graph, to_model
-from graphsurgery.model.files import SourceModel, load_model
+from graphsurgery.model.external import external_tensors
+from graphsurgery.model.files import SourceModel, load_model, save_model
 from graphsurgery.model.index import ModelIndex
 from graphsurgery.model.rewriter import Rewriter
 from graphsurgery.model.shapes import Shapes
-from graphsurgery.options import CalibrateOptions, RewriteOptions
+from graphsurgery.options import CalibrateOptions, External, RewriteOptions
 from graphsurgery.passes import PassResult
 from graphsurgery.passes.decompose_attention import DecomposeAttention
 from graphsurgery.phi.choose import Interval, choose_phi, phi_interval
@@ -30,7 +31,7 @@ from graphsurgery.phi.table import PhiTable, load_table
 from graphsurgery.phi.window import executing_dtype, window
 from graphsurgery.progress import Progress, quiet
 from graphsurgery.report.build import SCHEMA, method, site_entries
-from graphsurgery.softmax.decide import decide, given_phi
+from graphsurgery.softmax.decide import decide, given_phi, selection
 from graphsurgery.softmax.plan import SitePlan
 from graphsurgery.softmax.rewrite import SoftmaxRewriter
 from graphsurgery.versions import versions
@@ -62,6 +63,13 @@ class RewriteResult:
     def outcome(self) -> SourceModel:
         """The rewritten model with the folder of its data files."""
         return SourceModel(self.proto, None, None, self.source.folder, "<rewritten>")
+
+    def save(self, path: str | Path, *, external: External = "keep") -> None:
+        """Write the rewritten model, whole or not at all, with its data files beside it.
+
+        A model that did not change is written byte for byte.  Raises UsageError where it cannot be written.
+        """
+        save_model(self.proto, path, source=self.source, external=external, unchanged=not self.changed)
 
     @property
     def rewritten(self) -> int:
@@ -100,6 +108,7 @@ def calibrate(
     samples = open_data(data, source, options.max_samples)
     if samples is None:
         raise UsageError("calibrate needs data; give --data DIR")
+    _check_runnable(source)
     evidence = collect(source.proto, source.folder, samples, progress=progress)
     findings = find_attention(ModelIndex(source.proto))
     return PhiTable(source.sha256, evidence, asdict(options), versions(), _table_choices(findings, evidence, options))
@@ -127,10 +136,11 @@ def rewrite(
 ) -> RewriteResult:
     """Rewrite the softmax of every attention to the unified max form (FlashDecoding++, arXiv 2311.01282).
 
-    The model given is not modified.  Raises UsageError for unusable models, data and options, EngineError where
-    calibration cannot run the model.
+    Does not verify: `verify(model, result.outcome(), data=...)` does.  The model given is not modified.  Raises
+    UsageError for unusable models, data and options, EngineError where calibration cannot run the model.
     """
     options = options or RewriteOptions()
+    selection(options)
     source = open_model(model)
     samples = open_data(data, source)
     with _collector_paused():
@@ -192,9 +202,20 @@ def _evidence(
 ) -> Evidence:
     if options.phi != "auto" and given_phi(options) is None:
         return load_table(options.phi, source.sha256).evidence
-    if samples is None or not findings.sites:
+    selected = selection(options)
+    wanted = [site.id for site in findings.sites if selected(site.id)]
+    if samples is None or not wanted:
         return Evidence()
-    return collect(proto, source.folder, samples, progress=progress)
+    _check_runnable(source)
+    return collect(proto, source.folder, samples, wanted, progress=progress)
+
+
+def _check_runnable(source: SourceModel) -> None:
+    """A model from a stream or from memory cannot be run with data files that lie nobody knows where."""
+    if source.folder is None and next(external_tensors(source.proto), None) is not None:
+        raise UsageError(
+            f"{source.label} keeps tensors in data files, which only a path can find: give the model as a file"
+        )
 
 
 def _write(rewriter: Rewriter, shapes: Shapes, plans: list[SitePlan]) -> PassResult:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_type_hints
 
 from graphsurgery.errors import UsageError
 
@@ -31,7 +31,8 @@ class CalibrateOptions:
     """Use at most this many samples."""
 
     def __post_init__(self) -> None:
-        """Refuse a margin that no window can have."""
+        """Refuse values that no option has."""
+        _check_choices(self)
         _check_margin(self.margin)
 
 
@@ -49,10 +50,10 @@ class RewriteOptions:
     """What becomes of a site whose evidence fails."""
 
     form: Form = "auto"
-    """How the denominator is summed; auto takes chunks of 512 keys where the key count is known and larger."""
+    """How the denominator is summed; auto: chunks of 512 keys where the key count is known and larger, else one sum."""
 
     chunks: int | None = None
-    """Number of chunks of the denominator (with --form chunks; default: one per 512 keys)."""
+    """Number of chunks of the denominator, implies --form chunks (default: one per 512 keys)."""
 
     chunk_sum: ChunkSum = "auto"
     """reshape (chunks must divide the keys) or split (a shorter last chunk is fine)."""
@@ -73,7 +74,8 @@ class RewriteOptions:
     """Turn fused Attention operators (opset 23 and 24) into the standard chain first."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that no rewrite can use."""
+        """Refuse values that no option has."""
+        _check_choices(self)
         if self.chunks is not None and self.chunks < 1:
             raise UsageError(f"--chunks {self.chunks} is no number of chunks; give 1 or more")
         _check_margin(self.margin)
@@ -93,6 +95,17 @@ class VerifyOptions:
     """Use at most this many samples."""
 
 
+def _check_choices(options: CalibrateOptions | RewriteOptions) -> None:
+    """Options given in Python are held against the same choices as flags."""
+    hints = get_type_hints(type(options))
+    for field in fields(options):
+        value, choices = getattr(options, field.name), get_args(hints[field.name])
+        if choices and all(isinstance(choice, str) for choice in choices) and value not in choices:
+            raise UsageError(f"{field.name} is {value!r}; choose one of {', '.join(choices)}")
+
+
 def _check_margin(margin: float | None) -> None:
-    if margin is not None and not 0 <= margin <= 1000:
-        raise UsageError(f"--margin {margin:g} is out of range; give a distance between 0 and 1000")
+    if margin is None:
+        return
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin <= 1000:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"--margin {margin!r} is out of range; give a distance between 0 and 1000")

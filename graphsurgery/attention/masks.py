@@ -13,7 +13,10 @@ from graphsurgery.attention.site import Link, MaskFill
 from graphsurgery.model.index import Scope
 from graphsurgery.model.values import constant_value
 
-__all__ = ["HIDDEN", "mask_fills"]
+__all__ = ["HIDDEN", "LOST", "LOST_HALF", "mask_fills"]
+
+LOST, LOST_HALF = 1e7, 3e4
+"""A score added to a number of this magnitude is rounded away (float32 and wider; float16): the row becomes uniform."""
 
 HIDDEN = -9000.0
 """Scores at or below this are hidden by a mask (-10000 and lower); -100 is an ordinary number."""
@@ -101,5 +104,9 @@ def _classify(value: np.ndarray, found: set[MaskFill]) -> None:
     numbers = value.astype(np.float64)
     if np.isinf(numbers).any():
         found.add("inf")
-    if (np.isfinite(numbers) & (np.abs(numbers) >= -HIDDEN)).any():
-        found.add("finite")
+    finite = np.abs(numbers[np.isfinite(numbers)])
+    lost = LOST_HALF if value.dtype == np.float16 else LOST
+    if (finite >= lost).any():
+        found.add("lowest")
+    if ((finite >= -HIDDEN) & (finite < lost)).any():
+        found.add("large")

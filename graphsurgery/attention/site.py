@@ -35,7 +35,8 @@ LinkKind = Literal[
     "split",  # Split along the keys: value products per part
 ]
 
-MaskFill = Literal["inf", "finite", "unknown"]
+MaskFill = Literal["inf", "lowest", "large", "unknown"]
+"""-inf; a number so low that a score added to it is lost; a large one (-10000) that it is not lost in; not known."""
 
 
 class Link(NamedTuple):

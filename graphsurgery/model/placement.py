@@ -1,4 +1,4 @@
-"""Data files beside a saved model: left where they are, linked or copied, never written over."""
+"""Data files beside a saved model: left where they are or copied, never written over."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class PlacedFile:
 
     path: Path
 
-    how: Literal["present", "linked", "copied"]
-    """present: was there already, with this content; linked: a hard link; copied: a file of its own."""
+    how: Literal["present", "copied"]
+    """present: was there already, with this content; copied: a file of its own."""
 
     note: str | None = None
     """A sentence for the user where something else was done than asked for."""
@@ -51,10 +51,10 @@ def place_external(
 ) -> list[PlacedFile]:
     """Bring the data files of `proto` beside the model file `target`; the locations in `proto` stay as they are.
 
-    A target in the folder of the source needs nothing.  Elsewhere `copy` makes files of their own, and `keep` makes
-    hard links: a location cannot point out of the folder of the model, so this is the way to leave the data where it
-    is.  (A hard link is the same file: a program that later writes into the original in place changes both.)  Across
-    file systems `keep` copies and says so in the note.  Files that are there with the same content are taken.
+    A target in the folder of the source needs nothing.  Elsewhere the files are copied, since a location cannot point
+    out of the folder of the model and onnx refuses data files with more than one name (links of either kind); `keep`
+    says so in the note, `copy` does not.  Files that are there with the same content are taken, unless they are hard
+    links to the source, which become files of their own.
 
     `source_folder` None (a model from a stream or from memory) means that the files must already be beside the target.
     If this call fails, what it created is removed again.  Raises UsageError for all that `check_locations` refuses, for
@@ -102,7 +102,8 @@ def _place(home: Path, folder: Path, location: str, mode: External, progress: Pr
             f"cannot place {one_line(wanted)}: a link leads out of {one_line(folder)}, where runtimes refuse to read; "
             "remove the link or choose another folder"
         )
-    if os.path.lexists(wanted):
+    linked = os.path.lexists(wanted) and wanted.exists() and source.samefile(wanted)
+    if os.path.lexists(wanted) and not linked:
         if _identical(source, wanted):
             return PlacedFile(wanted, "present")
         raise UsageError(
@@ -110,14 +111,14 @@ def _place(home: Path, folder: Path, location: str, mode: External, progress: Pr
         )
     folders = _make_folders(wanted.parent)
     try:
-        if mode == "keep" and _link(source, wanted):
-            return PlacedFile(wanted, "linked", folders=folders)
         _copy(source, wanted, location, progress)
     except BaseException:
         _remove_folders(folders)
         raise
     note = (
-        None if mode == "copy" else f"{one_line(wanted)} is a copy: a hard link to {one_line(source)} is not possible"
+        None
+        if mode == "copy"
+        else f"{one_line(wanted)} is a copy: a model names data files of its own folder only, not of {one_line(home)}"
     )
     return PlacedFile(wanted, "copied", note, folders)
 
@@ -139,15 +140,6 @@ def _remove_folders(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
-def _link(source: Path, wanted: Path) -> bool:
-    """Make a hard link; False where the file system, the kernel's protection or the link count does not allow it."""
-    try:
-        wanted.hardlink_to(source)
-    except OSError:
-        return False
-    return True
-
-
 def _copy(source: Path, wanted: Path, location: str, progress: Progress | None) -> None:
     with _opened(source) as stream, atomic_file(wanted) as copy:
         total = os.fstat(stream.fileno()).st_size
@@ -167,11 +159,9 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _identical(source: Path, other: Path) -> bool:
-    """Same inode, or same size and same bytes."""
+    """Same size and same bytes."""
     if not other.is_file():
         return False
-    if source.samefile(other):
-        return True
     if source.stat().st_size != other.stat().st_size:
         return False
     with _opened(source) as left, _opened(other) as right:

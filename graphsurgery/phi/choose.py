@@ -100,5 +100,7 @@ def check_phi(phi: float, seen: SiteStatistics, window: Window, node: str) -> Re
     if interval.low <= phi <= interval.high:
         return None
     admits = "no φ" if interval.empty else f"φ from {interval.low:.4g} to {interval.high:.4g}"
-    reason = f"φ = {phi:g} puts rows of {node} outside the {window.dtype} window; the data admits {admits}"
+    reason = (
+        f"φ = {phi:g} puts rows of {node} outside the {window.dtype} window; the data admits {admits} (without margin)"
+    )
     return Refusal("window", reason, node, {"phi": phi, "low": interval.low, "high": interval.high})

@@ -36,6 +36,8 @@ class RowStatistics:
     """Least visible score."""
     value_high: float = 0.0
     """Greatest absolute value."""
+    hidden_high: float = -_INF
+    """Greatest row maximum among rows without a visible key: what the mask left of their scores."""
 
     @classmethod
     def of(cls, rows: np.ndarray, largest_value: float) -> RowStatistics:
@@ -54,6 +56,7 @@ class RowStatistics:
             lse_high=_high(seen[:, 1]),
             score_low=_low(seen[:, 3]),
             value_high=largest_value,
+            hidden_high=_high(rows[rows[:, 0] <= HIDDEN, 0]),
         )
 
     def merge(self, other: RowStatistics) -> RowStatistics:
@@ -69,6 +72,7 @@ class RowStatistics:
             max(self.lse_high, other.lse_high),
             min(self.score_low, other.score_low),
             max(self.value_high, other.value_high),
+            max(self.hidden_high, other.hidden_high),
         )
 
     def to_json(self) -> dict[str, float | int | None]:

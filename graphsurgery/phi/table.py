@@ -61,7 +61,9 @@ def load_table(path: str | Path, model_sha256: str) -> PhiTable:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot read the φ table {path}: {error.strerror or error}; run calibrate first") from error
+        raise UsageError(
+            f"cannot read {path} as a φ table: {error.strerror or error}; give auto, a number or a file of calibrate"
+        ) from error
     except ValueError as error:
         raise UsageError(f"{path} is not a φ table (no JSON: {error}); write one with calibrate") from error
     if not isinstance(document, dict) or cast("dict[str, Any]", document).get("schema") != SCHEMA:

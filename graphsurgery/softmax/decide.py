@@ -7,6 +7,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from onnx import TensorProto
+
+from graphsurgery.attention.masks import LOST, LOST_HALF
 from graphsurgery.attention.site import Refusal, Site
 from graphsurgery.errors import UsageError
 from graphsurgery.options import RewriteOptions
@@ -17,7 +20,7 @@ from graphsurgery.phi.window import Window, executing_dtype, window
 from graphsurgery.softmax.denominator import chunk_sizes
 from graphsurgery.softmax.plan import Denominator, SitePlan
 
-__all__ = ["decide", "denominator", "given_phi"]
+__all__ = ["decide", "denominator", "given_phi", "selection"]
 
 _CHUNK_KEYS = 512
 _SMALLEST_CHUNK = 128
@@ -51,7 +54,7 @@ class _Context:
 def decide(sites: tuple[Site, ...], evidence: Evidence, options: RewriteOptions) -> list[SitePlan]:
     """A plan for each site, in order."""
     context = _Context(options, evidence, given_phi(options), _choices(sites, evidence, options))
-    selected = _selection(options)
+    selected = selection(options)
     return [_plan(site, context) if selected(site.id) else _excluded(site, options) for site in sites]
 
 
@@ -66,7 +69,8 @@ def _choices(sites: tuple[Site, ...], evidence: Evidence, options: RewriteOption
     return choose_phi(intervals)
 
 
-def _selection(options: RewriteOptions) -> Callable[[str], bool]:
+def selection(options: RewriteOptions) -> Callable[[str], bool]:
+    """Whether `include` and `exclude` let a site through, by its id; raises UsageError for a bad pattern."""
     include, exclude = (
         _pattern(flag, text) for flag, text in (("include", options.include), ("exclude", options.exclude))
     )
@@ -96,16 +100,18 @@ def _plan(site: Site, context: _Context) -> SitePlan:
     options, limits = context.options, window(executing_dtype(site, context.options.target))
     seen = context.evidence.sites.get(site.id)
     how, notes = denominator(site, options)
-    plan = SitePlan(site, limits, denominator=how, notes=(*notes, *_mask_notes(site, limits, options)))
+    plan = SitePlan(site, limits, denominator=how, notes=notes)
     if seen is not None and seen.layer.rows:
         plan = replace(plan, row_max=(seen.layer.row_max_low, seen.layer.row_max_high))
     if options.guard == "exact":
         return _exact(plan, seen, "row maximum")
     plan = _with_phi(plan, seen, context)
+    if plan.left is None:
+        plan = replace(plan, left=_hidden_rows(site, seen), notes=(*notes, *_mask_notes(site, limits)))
     if plan.left is not None and options.otherwise == "exact":
-        note = f"row maximum kept because of: {plan.left.code}"
-        return _exact(replace(plan, left=None, notes=(*plan.notes, note)), seen, "row maximum")
-    return plan
+        kept = f"row maximum kept ({plan.left.code}: {plan.left.reason})"
+        return _exact(replace(plan, left=None, notes=(*notes, kept)), seen, "row maximum")
+    return plan if plan.left is None else replace(plan, notes=())
 
 
 def _with_phi(plan: SitePlan, seen: SiteStatistics | None, context: _Context) -> SitePlan:
@@ -158,9 +164,9 @@ def denominator(site: Site, options: RewriteOptions) -> tuple[Denominator, tuple
     """How the row sum is taken, with a note where it is not what was asked for."""
     keys = site.dims.keys
     if not isinstance(keys, int):
-        asked = options.form == "chunks"
+        asked = options.form == "chunks" or (options.form == "auto" and options.chunks is not None)
         return Denominator(), ("the number of keys is symbolic: one sum instead of chunks",) if asked else ()
-    if options.form == "auto":
+    if options.form == "auto" and options.chunks is None:
         return _automatic(site, keys), ()
     if options.form == "sum":
         return Denominator(), ()
@@ -183,14 +189,30 @@ def _automatic(site: Site, keys: int) -> Denominator:
     return Denominator()
 
 
-def _mask_notes(site: Site, limits: Window, options: RewriteOptions) -> tuple[str, ...]:
-    """What happens to rows without a visible key where it is not what the original gave."""
-    if options.guard == "exact" or not site.mask_fills & {"finite", "unknown"}:
-        return ()
-    notes = [
-        "a row whose keys are all hidden by a mask of about -10000 becomes uniform; the original took the softmax of "
-        "the scores below the mask"
-    ]
-    if limits.sum_limits is not None and not (site.late_division and site.pv.op_type == "MatMul"):
-        notes.append("a row without a visible key gives 0 instead of a uniform row")
+def _hidden_rows(site: Site, seen: SiteStatistics | None) -> Refusal | None:
+    """Rows hidden by a mask of about -10000, whose scores the original still told apart."""
+    lost = LOST_HALF if site.dtype == TensorProto.FLOAT16 else LOST
+    if seen is None or seen.layer.hidden == 0 or seen.layer.hidden_high < -lost:
+        return None
+    label, rows = site.softmax.name or site.id, seen.layer
+    reason = (
+        f"{rows.hidden} rows of {label} see no key behind a mask of about {rows.hidden_high:.4g}; clip would make them "
+        "uniform, the original takes the softmax below the mask: use --otherwise exact or --guard exact"
+    )
+    return Refusal("hidden-rows", reason, label, {"hidden": rows.hidden, "hidden_high": rows.hidden_high})
+
+
+def _mask_notes(site: Site, limits: Window) -> tuple[str, ...]:
+    """What would happen to rows without a visible key, where that is not what the original gave."""
+    notes: list[str] = []
+    if "large" in site.mask_fills:
+        notes.append(
+            "a row whose keys are all hidden by the mask of about -10000 would become uniform; the original takes the "
+            "softmax of the scores below the mask (--guard exact does so too)"
+        )
+    early = not (site.late_division and site.pv.op_type == "MatMul")
+    if limits.sum_limits is not None and early and site.mask_fills & {"lowest", "unknown"}:
+        notes.append(
+            "a row without a visible key would give 0 instead of a uniform row (--guard exact keeps it uniform)"
+        )
     return tuple(notes)

@@ -162,7 +162,7 @@ class SoftmaxRewriter:
         site, fills = plan.site, plan.site.mask_fills
         if plan.window.sum_limits is None or plan.phi is None or site.pv.op_type != "MatMul":
             return False
-        return bool(fills & {"finite", "unknown"}) and not (site.guarded and fills & {"inf", "unknown"})
+        return bool(fills & {"lowest", "large", "unknown"}) and not (site.guarded and fills & {"inf", "unknown"})
 
     def _sum(self, emit: Emitter, plan: SitePlan, value: str) -> str:
         dims = plan.site.dims

@@ -38,6 +38,8 @@ class OutputCheck:
     floor_abs: float | None
     passed: bool
     note: str | None
+    tolerance: tuple[float, float] = (0.0, 0.0)
+    """Relative and absolute."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class VerifyResult:
                 **check.metrics.to_json(),
                 "passed": check.passed,
                 "floor_abs": check.floor_abs,
+                "tolerance": list(check.tolerance),
                 "note": check.note,
             }
             for check in self.outputs
@@ -134,7 +137,7 @@ def verify(
         results = {name: session.run(sample) for name, session in sessions.items()}
         _compare_outputs(results, options, outputs, floors)
     sites, skipped = _compare_sites(first, second, samples, runner, progress)
-    checks = tuple(_output_check(merge(found), floors.get(name)) for name, found in outputs.items())
+    checks = tuple(_output_check(merge(found), floors.get(name), options) for name, found in outputs.items())
     return VerifyResult(engine, checks, sites, skipped, len(samples), samples.synthetic, samples.reused)
 
 
@@ -170,9 +173,14 @@ def _compare_outputs(
             floors[name] = max(floors.get(name, 0.0), moved)
 
 
-def _output_check(metrics: OutputMetrics, floor: float | None) -> OutputCheck:
+def _output_check(metrics: OutputMetrics, floor: float | None, options: VerifyOptions) -> OutputCheck:
+    default = tolerance(np.dtype(metrics.dtype)) if options.rtol is None or options.atol is None else (0.0, 0.0)
+    limits = (
+        default[0] if options.rtol is None else options.rtol,
+        default[1] if options.atol is None else options.atol,
+    )
     if metrics.within:
-        return OutputCheck(metrics, floor, True, None)
+        return OutputCheck(metrics, floor, True, None, limits)
     rescued = floor is not None and metrics.finite and 0 < metrics.max_abs <= FLOOR_FACTOR * floor < float("inf")
     note = None
     if rescued and floor is not None:
@@ -180,7 +188,7 @@ def _output_check(metrics: OutputMetrics, floor: float | None) -> OutputCheck:
             f"ill-conditioned: one rounding step in the original's probabilities moves it by {floor:.3g}, "
             f"the difference is {metrics.max_abs:.3g}"
         )
-    return OutputCheck(metrics, floor, rescued, note)
+    return OutputCheck(metrics, floor, rescued, note, limits)
 
 
 def _compare_sites(

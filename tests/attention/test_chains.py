@@ -25,7 +25,7 @@ QK = "s = MatMul(q, k)  "
 PV = "  p = Softmax<axis = -1>(a)  y = MatMul(p, v)"
 INF_MASK = "f = Where(t, nil, inf)  "
 LOW_MASK = "f = Where(t, nil, low)  "
-INF, FINITE, UNKNOWN = frozenset({"inf"}), frozenset({"finite"}), frozenset({"unknown"})
+INF, FINITE, UNKNOWN = frozenset({"inf"}), frozenset({"lowest"}), frozenset({"unknown"})
 SLICE = "i = Constant<value_ints = [0]>()  j = Constant<value_ints = [-1]>()  "
 
 CASES = {

@@ -45,13 +45,6 @@ def _identities(folder: Path) -> dict[Path, tuple[int, int, int]]:
     return {path: (status.st_ino, status.st_mtime_ns, status.st_nlink) for path, status in found.items()}
 
 
-def _no_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_path: Path, _source: Path) -> None:
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-    monkeypatch.setattr(Path, "hardlink_to", refuse)
-
-
 @pytest.mark.parametrize("mode", ["keep", "copy"])
 def test_in_the_same_folder_nothing_is_done(source: Path, mode: placement.External) -> None:
     before = _identities(source)
@@ -67,16 +60,26 @@ def test_in_the_same_folder_by_another_name_nothing_is_done(tmp_path: Path, sour
     assert _content(source) == _CONTENT
 
 
-def test_keep_links_the_same_files(source: Path, out: Path) -> None:
+def test_keep_copies_to_another_folder_and_says_so(source: Path, out: Path) -> None:
     model = _model("w.bin", "sub/a.bin", "w.bin")
     serialised = model.SerializeToString()
     placed = place_external(model, source, out / "m.onnx", "keep")
-    assert placed == [
-        PlacedFile(out / "w.bin", "linked"),
-        PlacedFile(out / "sub/a.bin", "linked", folders=(out / "sub",)),
+    assert [(entry.path, entry.how, entry.folders) for entry in placed] == [
+        (out / "w.bin", "copied", ()),
+        (out / "sub/a.bin", "copied", (out / "sub",)),
     ]
-    assert all((out / name).samefile(source / name) for name in _CONTENT)
+    assert all("is a copy: a model names data files of its own folder only" in str(entry.note) for entry in placed)
+    assert all((out / name).stat().st_nlink == (source / name).stat().st_nlink == 1 for name in _CONTENT)
+    assert _content(out) == _CONTENT
     assert model.SerializeToString() == serialised
+
+
+@pytest.mark.parametrize("mode", ["keep", "copy"])
+def test_a_hard_link_to_the_source_becomes_a_file_of_its_own(source: Path, out: Path, mode: placement.External) -> None:
+    (out / "w.bin").hardlink_to(source / "w.bin")
+    assert place_external(_model("w.bin"), source, out / "m.onnx", mode)[0].how == "copied"
+    assert (source / "w.bin").stat().st_nlink == 1
+    assert _content(out) == {"w.bin": _CONTENT["w.bin"]}
 
 
 def test_copy_makes_files_of_its_own(source: Path, out: Path) -> None:
@@ -84,17 +87,6 @@ def test_copy_makes_files_of_its_own(source: Path, out: Path) -> None:
     assert [(entry.how, entry.note) for entry in placed] == [("copied", None), ("copied", None)]
     assert _content(out) == _CONTENT
     assert not any((out / name).samefile(source / name) for name in _CONTENT)
-
-
-def test_keep_copies_where_a_link_is_not_possible_and_says_so(
-    source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _no_links(monkeypatch)
-    placed = place_external(_model("w.bin"), source, out / "m.onnx", "keep")
-    assert placed[0].how == "copied"
-    assert placed[0].note is not None
-    assert "hard link" in placed[0].note
-    assert _content(out) == {"w.bin": _CONTENT["w.bin"]}
 
 
 @pytest.mark.parametrize("mode", ["keep", "copy"])
@@ -129,12 +121,6 @@ def test_equal_sizes_are_compared_beyond_the_first_block(
         (out / "w.bin").write_bytes(other)
         with pytest.raises(UsageError, match="different file"):
             place_external(_model("w.bin"), source, out / "m.onnx", "copy")
-
-
-def test_a_linked_file_is_known_without_reading_it(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place_external(_model("w.bin"), source, out / "m.onnx", "keep")
-    monkeypatch.setattr(placement, "_opened", lambda path: pytest.fail(f"{path} was read"))
-    assert place_external(_model("w.bin"), source, out / "m.onnx", "keep")[0].how == "present"
 
 
 def test_a_folder_of_that_name_is_in_the_way(source: Path, out: Path) -> None:
@@ -227,9 +213,9 @@ def test_from_a_download_cache_the_file_itself_is_placed(tmp_path: Path, out: Pa
     (snapshot / "m.onnx_data").symlink_to("../../blobs/2222")
     model = _model("m.onnx_data")
     placed = place_external(model, snapshot, out / "m.onnx", mode, model_path=snapshot / "m.onnx")
-    assert placed[0].how == ("linked" if mode == "keep" else "copied")
+    assert placed[0].how == "copied"
     assert not (out / "m.onnx_data").is_symlink()
-    assert (out / "m.onnx_data").samefile(blobs / "2222") == (mode == "keep")
+    assert not (out / "m.onnx_data").samefile(blobs / "2222")
     (tmp_path / "alias").symlink_to("snapshots/0a1b")
     for folder in (snapshot, tmp_path / "alias"):
         same = place_external(model, snapshot, folder / "out.onnx", mode, model_path=snapshot / "m.onnx")

@@ -74,11 +74,12 @@ def test_save_over_the_input(split: Path, unchanged: bool) -> None:
 @pytest.mark.parametrize("external", ["keep", "copy"])
 def test_save_elsewhere_runs_there(split: Path, out: Path, external: Literal["keep", "copy"]) -> None:
     model = load_model(split)
-    for expected in (["linked" if external == "keep" else "copied"], ["present"]):
+    for expected in (["copied"], ["present"]):
         placed = save_model(renamed(model.proto), out / "m.onnx", source=model, external=external)
         assert [entry.how for entry in placed] == expected
         assert names(out) == ["data", "data/w.bin", "m.onnx"]
-        assert (out / "data" / "w.bin").samefile(split.parent / "data" / "w.bin") == (external == "keep")
+        assert not (out / "data" / "w.bin").samefile(split.parent / "data" / "w.bin")
+        onnx.checker.check_model(out / "m.onnx")
         assert np.array_equal(run(out / "m.onnx"), WEIGHTS.reshape(3, 8).sum(0))
     (initializer, *_) = load_model(out / "m.onnx").proto.graph.initializer
     assert initializer == model.proto.graph.initializer[0]
@@ -124,8 +125,12 @@ def test_a_failing_save_removes_the_data_it_placed(
     (out / "m.onnx").write_bytes(b"old")
     model = load_model(split)
 
-    def fail(*_arguments: object) -> None:
-        assert (out / "data" / "w.bin").exists()
+    real = getattr(os, step)
+
+    def fail(*arguments: object) -> None:
+        if not (out / "data" / "w.bin").exists():
+            real(*arguments)
+            return
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, step, fail)

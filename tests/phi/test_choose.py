@@ -191,7 +191,7 @@ def test_a_given_value_outside_the_window(phi: float) -> None:
     assert refusal is not None
     assert (refusal.code, refusal.node, refusal.values) == ("window", "soft", {"phi": phi, "low": -55.0, "high": 57.0})
     assert refusal.reason == (
-        f"φ = {phi:g} puts rows of soft outside the float32 window; the data admits φ from -55 to 57"
+        f"φ = {phi:g} puts rows of soft outside the float32 window; the data admits φ from -55 to 57 (without margin)"
     )
 
 

@@ -68,6 +68,7 @@ def _head(scores: np.ndarray, values: np.ndarray) -> RowStatistics:
         lse.max(initial=-inf),
         seen[seen > -9000].min(initial=inf),
         float(np.abs(values).max()),
+        float(np.maximum(scores[scores.max(axis=-1) <= -9000], -3.0e38).max(initial=-inf)),
     )
 
 

@@ -29,7 +29,7 @@ def test_extremes_of_rows() -> None:
 @pytest.mark.parametrize("top", [-3.0e38, -10000.0, -9000.0, -math.inf])
 def test_hidden_rows_count_nowhere_else(top: float) -> None:
     seen = RowStatistics.of(rows((3, 4, 2, -1), (top, 900, 8, -5)), 1.0)
-    assert seen == RowStatistics(1, 1, 0, 3, 3, 3, INF, 4, -1, 1.0)
+    assert seen == RowStatistics(1, 1, 0, 3, 3, 3, INF, 4, -1, 1.0, hidden_high=float(np.float32(top)))
 
 
 @pytest.mark.parametrize("top", [-8999.0, -100.0])
