@@ -10,7 +10,7 @@ from property_runs import FAST, SLOW, declared_differences, examples, option_set
 from rewrite_checks import check_answer, check_finite, run
 from strategies import AttentionSpec, attention_specs, per_head_specs
 
-from graphsurgery.api import RewriteResult
+from graphsurgery.api import RewriteResult, rewrite
 from graphsurgery.options import RewriteOptions
 from graphsurgery.verify.tolerance import TOLERANCES
 
@@ -106,3 +106,12 @@ def test_one_maximum_for_each_head(spec: AttentionSpec, options: RewriteOptions)
 @given(per_head_specs(), option_sets(("clip",)))
 def test_many_with_one_maximum_for_each_head(spec: AttentionSpec, options: RewriteOptions) -> None:
     _check_per_head(spec, options)
+
+
+@pytest.mark.parametrize("mask", ["where", "where-swapped"])
+def test_rows_hidden_by_a_large_number_are_left(mask: str) -> None:
+    case = build(AttentionSpec(seed=2, mask=mask, fill="-10000", hidden_row=True))
+    result = rewrite(case.model, data=[case.feeds])
+    assert [(site["status"], site["code"]) for site in result.report["sites"]] == [("left", "hidden-rows")]
+    assert not result.changed
+    assert result.model.SerializeToString() == case.model.SerializeToString()
