@@ -6,6 +6,7 @@ import json as _json
 from typing import TYPE_CHECKING, Any
 
 from graphsurgery.cli.args import JsonFlag, ModelArgument
+from graphsurgery.cli.outcome import done_line, earlier_sites
 from graphsurgery.cli.output import Table, show_table
 from graphsurgery.options import Target
 
@@ -23,6 +24,16 @@ def inspect(model: ModelArgument, /, *, target: Target = "generic", json: JsonFl
     """List the attentions of a model: chain, shapes, executing type and window, and why one is refused.
 
     Softmax nodes that are no attention are listed with the place where the search ended.
+
+    Columns:
+
+    site: scope/name of the Softmax node
+
+    dims: B batch, H query heads, Q queries, K keys, D head size, G query heads per key head, ? where unknown
+
+    executes: type that the target computes in
+
+    window: limits of row maximum minus phi in that type
 
     Parameters
     ----------
@@ -58,6 +69,7 @@ def _examine(model: str, target: Target) -> dict[str, Any]:
         "model": _model(source),
         "target": target,
         "sites": [_site(entry) for entry in site_entries(findings, plans)],
+        "already_rewritten": earlier_sites(index),
         "not_attention": [{"id": other.id, "chain": other.chain, "reason": other.reason} for other in findings.others],
         "nodes": dict(sorted(index.node_counts().items())),
     }
@@ -83,6 +95,9 @@ def _show(document: dict[str, Any]) -> None:
     found = f"{len(sites)} attention{'' if len(sites) == 1 else 's'}, {len(sites) - refused} supported"
     opset = ", ".join(f"{domain} {version}" for domain, version in model["opset"].items())
     print(f"{model['path']}: {found if sites else 'no attention found'}; opset {opset}; IR {model['ir']}")
+    earlier = done_line(document["already_rewritten"])
+    if earlier is not None:
+        print(earlier)
     table = Table("status", "site", "chain", "dims", "executes", "window", "reason")
     for site in sites:
         reason = "" if site["code"] is None else f"{site['code']}: {site['reason']}"
@@ -95,7 +110,7 @@ def _show(document: dict[str, Any]) -> None:
 
 
 def _dims(site: dict[str, Any]) -> str:
-    return " ".join(f"{letter}={size}" for letter, size in site["dims"].items() if size is not None)
+    return " ".join(f"{letter}={'?' if size is None else size}" for letter, size in site["dims"].items())
 
 
 def _window(site: dict[str, Any]) -> tuple[str, str]:

@@ -7,16 +7,25 @@ import sys
 import traceback
 
 from cyclopts import App, CycloptsError, Parameter
-from cyclopts.exceptions import UnusedCliTokensError
+from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 
 from graphsurgery.cli.calibrate import calibrate
 from graphsurgery.cli.doctor import doctor
 from graphsurgery.cli.inspect import inspect
 from graphsurgery.cli.rewrite import rewrite
+from graphsurgery.cli.typed import remember, typed
 from graphsurgery.cli.verify import verify
 from graphsurgery.errors import GraphSurgeryError
 
 __all__ = ["main", "run"]
+
+_COMPLETE = {
+    "inspect": "inspect MODEL",
+    "calibrate": "calibrate MODEL --data D -o phi.json",
+    "rewrite": "rewrite MODEL -o OUT --data D",
+    "verify": "verify A B --data D",
+}
+_NEEDED = {"MODEL": "a model", "A": "two models", "B": "a second model", "--data": "data", "--output": "an output"}
 
 _BUG, _USAGE, _INTERRUPTED, _CLOSED_PIPE = 1, 2, 130, 141
 
@@ -28,7 +37,9 @@ def main(argv: list[str] | None = None) -> int:
     expected, 4 verification failed, 130 interrupted, 141 the reader of stdout went away.
     """
     try:
-        status = _app()(sys.argv[1:] if argv is None else argv)
+        words = sys.argv[1:] if argv is None else argv
+        remember(words)
+        status = _app()(words)
         sys.stdout.flush()
     except CycloptsError as error:
         return _fail(_parse_message(error), _USAGE)
@@ -81,9 +92,22 @@ def _fail(message: str, status: int) -> int:
 
 
 def _parse_message(error: CycloptsError) -> str:
-    chain = " ".join(("graphsurgery", *(error.command_chain or ())))
+    verb = " ".join(error.command_chain or ())
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        return _missing(verb, error.argument.name, error.argument.names, error.unused_tokens or [])
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         message = f"unexpected argument '{error.unused_tokens[0]}'"
     else:
         message = str(error).rstrip(".")
-    return f"{message}; see {chain} --help"
+    return f"{message}; see graphsurgery {verb + ' ' if verb else ''}--help"
+
+
+def _missing(verb: str, name: str, spellings: tuple[str, ...], unused: list[str]) -> str:
+    """What a verb needs, or which option was typed without its value or not as it is spelled."""
+    option = next((word for word in reversed(typed().words) if word in spellings), None)
+    if option is not None:
+        return f"{option} needs a value; see graphsurgery {verb} --help"
+    unknown = next((word for word in unused if word.startswith("-") and word != "-"), None)
+    if unknown is not None:
+        return f"unknown option {unknown}; see graphsurgery {verb} --help"
+    return f"{verb} needs {_NEEDED.get(name, name)}: graphsurgery {_COMPLETE[verb]}"

@@ -25,7 +25,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-_SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_BEFORE_LINES, _SECONDS_BETWEEN_LINES = 1.0, 5.0
 
 
 def say(line: str) -> None:
@@ -47,21 +47,22 @@ def progress(silent: bool) -> Progress:
 
 
 class PlainProgress:
-    """A line at the start, at the end, and in between at most every five seconds."""
+    """A line at most every five seconds and one at the end; none for what is done within a second."""
 
     def __call__(self, items: Iterable[T], what: str, total: int) -> Iterator[T]:
         """Yield the items; see `graphsurgery.progress.Progress`."""
-        say(f"{what}: 0 of {total}")
-        start = shown = time.monotonic()
+        start, due = time.monotonic(), _SECONDS_BEFORE_LINES
         done = 0
         for item in items:
             yield item
             done += 1
-            now = time.monotonic()
-            if done < total and now - shown >= _SECONDS_BETWEEN_LINES:
-                say(f"{what}: {done} of {total}, {now - start:.0f} s")
-                shown = now
-        say(f"{what}: {done} of {total} done in {time.monotonic() - start:.1f} s")
+            elapsed = time.monotonic() - start
+            if done < total and elapsed >= due:
+                say(f"{what}: {done} of {total}, {elapsed:.0f} s")
+                due = elapsed + _SECONDS_BETWEEN_LINES
+        elapsed = time.monotonic() - start
+        if elapsed >= _SECONDS_BEFORE_LINES:
+            say(f"{what}: {done} of {total} done in {elapsed:.1f} s")
 
 
 class RichProgress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from graphsurgery.cli.args import DataOption, ModelArgument, OutputOption, QuietFlag
+from graphsurgery.cli.outcome import already_done, phi_is_number, remedies, verified
 from graphsurgery.cli.output import check_writable, progress, say, warn_synthetic
 from graphsurgery.errors import NothingRewrittenError, UsageError, VerificationError
 from graphsurgery.options import External, RewriteOptions
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["rewrite"]
 
 _DEFAULTS = RewriteOptions()
+_DRY = "dry run: nothing written"
+
+_Failure = NothingRewrittenError | VerificationError
 
 
 def rewrite(
@@ -52,74 +57,125 @@ def rewrite(
     report
         File for the report (JSON); - writes it to stdout.
     verify
-        Compare with the original on the last quarter of the samples, held out of calibration (default: given data).
+        Compare with the original on the last quarter of the samples, held out of calibration, or on all samples with
+        a table of calibrate (default: given data).
     keep_failed
         Write the model although verification failed.
     dry_run
         Write nothing but the report.
     external
-        Data files of a model written to another folder: keep links to them, copy makes files of their own.
+        Data files of a model written to another folder are copied beside it; keep says so, copy does not.
     """
-    _check(model, output, report, data, verify, dry_run)
-    written = None if dry_run else output
-    for target in (written, report):
-        check_writable(target)
-    job = _Job(model, data, verify is not False and bool(data), quiet)
-    result = job.rewrite(options)
+    order = _Order(model, output, report, data, options, expect, verify, keep_failed, dry_run, external, quiet)
+    order.check()
+    job = _Job(order)
+    result = job.rewrite()
     checked = job.verify(result)
-    failure = _failure(result, checked, expect)
+    failure = _failure(order, result, checked)
+    insists = isinstance(failure, VerificationError) and keep_failed
     with ExitStack() as stack:
         if report is not None:
             _write_report(stack, report, result)
-        if written is not None and (failure is None or (isinstance(failure, VerificationError) and keep_failed)):
-            _write_model(result, written, external, quiet)
+        if order.written is not None and (failure is None or insists):
+            _write_model(result, order.written, order)
     if not quiet:
-        _summarise(result, checked, isinstance(failure, NothingRewrittenError), model, output)
+        for line in _lines(order, result, checked, failure):
+            say(line)
     if failure is not None:
         raise failure
     return 0
 
 
-def _check(
-    model: str, output: str | None, report: str | None, data: tuple[str, ...], verify: bool | None, dry_run: bool
-) -> None:
-    if output is None and not dry_run:
-        raise UsageError(f"rewrite needs an output: graphsurgery rewrite {model} -o OUT (or -o -, or --dry-run)")
-    if verify and not data:
-        raise UsageError("--verify needs data; add --data DIR")
-    if output is None or dry_run:
-        return
-    if output == "-" and sys.stdout.isatty():
-        raise UsageError("-o - writes a binary model to the terminal; redirect stdout, or give a file")
-    if report is not None and (report == output or _same_file(report, output)):
-        raise UsageError(f"-o and --report both write {output}; give them different names")
+@dataclass(frozen=True)
+class _Order:
+    """The arguments of one rewrite."""
+
+    model: str
+    output: str | None
+    report: str | None
+    data: tuple[str, ...]
+    options: RewriteOptions
+    expect: int | None
+    verify: bool | None
+    keep_failed: bool
+    dry_run: bool
+    external: External
+    quiet: bool
+
+    @property
+    def written(self) -> str | None:
+        """Where the model goes."""
+        return None if self.dry_run else self.output
+
+    @property
+    def verifies(self) -> bool:
+        """Whether the outcome is compared with the original."""
+        return self.verify is not False and bool(self.data)
+
+    def check(self) -> None:
+        """Refuse what cannot work, before the model is read."""
+        if self.output is None and not self.dry_run:
+            raise UsageError(
+                f"rewrite needs an output: graphsurgery rewrite {self.model} -o OUT (or -o -, or --dry-run)"
+            )
+        if not self.data:
+            self._check_without_data()
+        self._check_outputs()
+        for target in (self.written, self.report):
+            check_writable(target)
+
+    def _check_without_data(self) -> None:
+        if self.verify:
+            raise UsageError("--verify needs data; add --data DIR")
+        if self.verify is None and self.options.guard != "exact" and phi_is_number(self.options):
+            raise UsageError(
+                f"--phi {self.options.phi} cannot be checked without data; add --data DIR, or --no-verify to insist"
+            )
+
+    def _check_outputs(self) -> None:
+        if self.written is None:
+            return
+        if self.written == "-" and sys.stdout.isatty():
+            raise UsageError("-o - writes a binary model to the terminal; redirect stdout, or give a file")
+        if self.report is not None and _same_file(self.report, self.written):
+            raise UsageError(f"-o and --report both write {self.written}; give them different names")
 
 
 def _same_file(first: str, second: str) -> bool:
-    return "-" not in (first, second) and Path(first).absolute() == Path(second).absolute()
+    return first == second or ("-" not in (first, second) and Path(first).absolute() == Path(second).absolute())
 
 
 class _Job:
     """One rewrite; the model is read once, also from stdin."""
 
-    def __init__(self, model: str, data: tuple[str, ...], verifies: bool, silent: bool) -> None:
+    def __init__(self, order: _Order) -> None:
         from graphsurgery.api import open_data, open_model
 
-        self._progress = progress(silent)
-        self._source = open_model(model)
-        self._calibration = samples = open_data(data or None, self._source)
+        self._options = order.options
+        self._progress = progress(order.quiet)
+        self._source = open_model(order.model)
+        self._calibration = samples = open_data(order.data or None, self._source)
         self._held_out: Samples | None = None
-        if samples is None:
-            return
-        if verifies:
-            self._calibration, self._held_out = samples.split()
-        if samples.synthetic:
-            warn_synthetic()
+        if samples is not None and order.verifies:
+            self._calibration, self._held_out = self._parts(samples)
 
-    def rewrite(self, options: RewriteOptions) -> RewriteResult:
+    def _parts(self, samples: Samples) -> tuple[Samples, Samples]:
+        """The samples to calibrate on and those to verify on; a table is calibrated already, so all may verify."""
+        from graphsurgery.phi.table import load_table
+
+        if self._options.phi == "auto" or phi_is_number(self._options):
+            return samples.split()
+        seen = load_table(self._options.phi, self._source.sha256).evidence.data_sha256
+        return samples, replace(samples, reused=seen == samples.sha256)
+
+    def rewrite(self) -> RewriteResult:
         from graphsurgery import api
 
-        return api.rewrite(self._source, data=self._calibration, options=options, progress=self._progress)
+        result = api.rewrite(self._source, data=self._calibration, options=self._options, progress=self._progress)
+        given = self._calibration
+        if result.report["method"]["synthetic"] or (given is not None and given.synthetic):
+            warn_synthetic()
+        return result
 
     def verify(self, result: RewriteResult) -> VerifyResult | None:
         """Compare with the original on the held-out samples; the report gets the figures."""
@@ -132,34 +188,39 @@ class _Job:
         return checked
 
 
-def _failure(
-    result: RewriteResult, checked: VerifyResult | None, expect: int | None
-) -> NothingRewrittenError | VerificationError | None:
+def _failure(order: _Order, result: RewriteResult, checked: VerifyResult | None) -> _Failure | None:
     from graphsurgery.report.text import nothing_done
 
-    done = result.rewritten
+    done, expect = result.rewritten, order.expect
     if expect is not None and done != expect:
         verb = "site was" if done == 1 else "sites were"
         return NothingRewrittenError(f"{done} {verb} rewritten, --expect asks for {expect}; the model was not written")
     if not done and expect is None:
         return NothingRewrittenError(nothing_done(result.report))
-    if checked is not None and not checked.passed:
-        return VerificationError(checked.summary())
-    return None
+    if checked is None or checked.passed:
+        return None
+    kept = "written all the same (--keep-failed)" if order.keep_failed else "not written"
+    return VerificationError(f"{checked.summary()}; {_DRY if order.dry_run else kept}")
 
 
-def _summarise(
-    result: RewriteResult, checked: VerifyResult | None, too_few: bool, model: str, output: str | None
-) -> None:
-    from graphsurgery.report.text import hints, summary
+def _lines(order: _Order, result: RewriteResult, checked: VerifyResult | None, failure: _Failure | None) -> list[str]:
+    from graphsurgery.report.text import hints, nothing_done, summary
 
-    lines = summary(result.report) if result.rewritten else []
-    if checked is not None and checked.passed:
-        lines.append(checked.summary())
-    if too_few:
-        lines += hints(result.report, model, output)
-    for line in lines:
-        say(line)
+    commands = remedies(order.options, bool(order.data)) if isinstance(failure, NothingRewrittenError) else {}
+    lines: list[str] = []
+    if result.rewritten:
+        lines += summary(result.report, commands)
+    else:
+        lines += hints(result.report, commands)
+        lines += filter(None, [already_done(result.proto)])
+    if failure is not None:
+        return lines
+    if not result.rewritten:
+        lines.append(nothing_done(result.report))
+    if result.changed:
+        lines.append(verified(checked, order.verify is False, order.options.target))
+    lines.append(_DRY if order.written is None else f"written to {'stdout' if order.written == '-' else order.written}")
+    return lines
 
 
 def _write_report(stack: ExitStack, target: str, result: RewriteResult) -> None:
@@ -173,10 +234,12 @@ def _write_report(stack: ExitStack, target: str, result: RewriteResult) -> None:
         stack.enter_context(atomic_file(target)).write(text.encode())
 
 
-def _write_model(result: RewriteResult, output: str, external: External, silent: bool) -> None:
+def _write_model(result: RewriteResult, output: str, order: _Order) -> None:
     from graphsurgery.model.files import save_model
 
-    placed = save_model(result.proto, output, source=result.source, external=external, unchanged=not result.changed)
+    placed = save_model(
+        result.proto, output, source=result.source, external=order.external, unchanged=not result.changed
+    )
     for file in placed:
-        if file.note is not None and not silent:
+        if file.note is not None and not order.quiet:
             say(file.note)

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from graphsurgery.verify.metrics import OutputMetrics
     from graphsurgery.verify.models import VerifyResult
 
-__all__ = ["verify"]
+__all__ = ["SCHEMA", "verify"]
+
+SCHEMA = "graphsurgery/verify/1"
 
 _DEFAULTS = VerifyOptions()
 
@@ -42,6 +44,7 @@ def verify(
         Engine that runs both models, without optimisations.
     """
     from graphsurgery.verify.models import verify as compare
+    from graphsurgery.versions import versions
 
     if a == b == "-":
         raise UsageError("only one of the two models can come from stdin; give a file for the other")
@@ -49,14 +52,24 @@ def verify(
     if result.synthetic:
         warn_synthetic()
     if json:
-        print(_json.dumps(result.to_json(), indent=1, ensure_ascii=False))
+        document = {"schema": SCHEMA, "tool": versions(), **result.to_json()}
+        print(_json.dumps(document, indent=1, ensure_ascii=False))
     else:
         _show(result)
     if not result.passed:
-        raise VerificationError(result.summary())
+        raise VerificationError(result.summary() if json else _failed(result))
     if not quiet:
         say(result.summary())
     return 0
+
+
+def _failed(result: VerifyResult) -> str:
+    """What failed, by name: the table has said why."""
+    wrong = [check.metrics.name for check in result.outputs if not check.passed]
+    wrong += [f"site {check.id}" for check in result.sites if not check.passed]
+    more = f" and {len(wrong) - 1} more" if wrong[1:] else ""
+    samples = f"{result.samples} {'sample' if result.samples == 1 else 'samples'}"
+    return f"verification failed on {samples} on {result.engine}: {wrong[0]}{more}, see the table"
 
 
 def _show(result: VerifyResult) -> None:

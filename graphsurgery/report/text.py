@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 __all__ = ["hints", "nothing_done", "summary"]
@@ -11,16 +11,15 @@ __all__ = ["hints", "nothing_done", "summary"]
 Report = dict[str, Any]
 
 
-def summary(report: Report) -> list[str]:
-    """Sites by fate, the forms used, and the nodes before and after."""
+def summary(report: Report, commands: Mapping[str, str]) -> list[str]:
+    """Sites by fate, forms, φ and nodes before and after; then the hints for the other sites, and the notes."""
     sites: list[Report] = report["sites"]
     written = [site for site in sites if site["status"] == "rewritten"]
     lines = [f"{report['model']['path']}: {_fates(sites)}"]
     if written:
         lines.append(f"forms: {_counted(_form(site) for site in written)}")
-        lines.append(f"phi: {_counted(_source(site) for site in written)}")
-    lines.append(_nodes(report))
-    return lines
+        lines.append(f"phi: {_phi_groups(written)}")
+    return [*lines, _nodes(report), *hints(report, commands), *_notes(written)]
 
 
 def nothing_done(report: Report) -> str:
@@ -38,30 +37,31 @@ def nothing_done(report: Report) -> str:
     )
 
 
-def hints(report: Report, model: str, out: str | None) -> list[str]:
-    """For each reason code of a site that was not rewritten, its first reason and the command that would work."""
-    first: dict[str, Report] = {}
-    counts: Counter[str] = Counter()
-    for site in report["sites"]:
-        if site["status"] != "rewritten":
-            first.setdefault(site["code"], site)
-            counts[site["code"]] += 1
-    command = shlex.join(["graphsurgery", "rewrite", model, "-o", out or "OUT"])
+def hints(report: Report, commands: Mapping[str, str]) -> list[str]:
+    """For each reason code of a site that was not rewritten, its first reason and the command that mends it, if any."""
+    left = [site for site in report["sites"] if site["status"] != "rewritten"]
     lines: list[str] = []
-    for code, site in first.items():
-        times = f" ({counts[code]} sites)" if counts[code] > 1 else ""
-        lines.append(f"{code}{times}: {site['reason']}")
-        flags = _REMEDIES.get(code)
-        if flags is not None:
-            lines.append(f"  try: {command} {flags}")
+    for code, (site, count) in _grouped((site["code"], site) for site in left).items():
+        lines.append(f"{code}{f' ({count} sites)' if count > 1 else ''}: {site['reason']}")
+        if code in commands:
+            lines.append(f"  try: {commands[code]}")
     return lines
 
 
-_REMEDIES = {
-    "no-evidence": "--data DIR",
-    "window": "--data DIR --otherwise exact",
-    "fused-attention": "--data DIR --decompose-attention",
-}
+def _notes(sites: list[Report]) -> list[str]:
+    """Each kind of note once: notes that begin alike differ in names and numbers only."""
+    notes = [note for site in sites for note in dict.fromkeys(site.get("notes", []))]
+    groups = _grouped((note.partition(": ")[0], note) for note in notes)
+    return [f"note ({_sites(count)}): {note}" for note, count in groups.values()]
+
+
+def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, tuple[Any, int]]:
+    """For each key, in order, its first value and how many there are."""
+    groups: dict[str, tuple[Any, int]] = {}
+    for key, value in pairs:
+        first, count = groups.get(key, (value, 0))
+        groups[key] = first, count + 1
+    return groups
 
 
 def _fates(sites: list[Report]) -> str:
@@ -80,9 +80,19 @@ def _form(site: Report) -> str:
     return f"{site['form']}{chunks} guarded by {site['guard']}"
 
 
-def _source(site: Report) -> str:
-    phi: Report = site["phi"] or {}
-    return f"{phi.get('source', 'none')}{' per head' if 'per_head' in phi else ''}"
+def _phi_groups(sites: list[Report]) -> str:
+    counts = Counter(_phi(site["phi"]) for site in sites)
+    return ", ".join(f"{phi} ({_sites(count)})" for phi, count in counts.items())
+
+
+def _phi(phi: Report) -> str:
+    if "per_head" in phi:
+        return "per head"
+    return phi["source"] if phi["value"] is None else f"{phi['value']:g}"
+
+
+def _sites(count: int) -> str:
+    return f"{count} site{'' if count == 1 else 's'}"
 
 
 def _nodes(report: Report) -> str:
@@ -91,7 +101,7 @@ def _nodes(report: Report) -> str:
     return f"nodes: {before} -> {after}{change}"
 
 
-def _counted(words: Any) -> str:
+def _counted(words: Iterable[str]) -> str:
     counts: Counter[str] = Counter(words)
     if len(counts) == 1:
         return next(iter(counts))

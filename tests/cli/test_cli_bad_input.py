@@ -130,25 +130,41 @@ def test_a_place_that_cannot_be_written(
     _refused(cli, out, "cannot write", verb, decoder, *outputs, "--data", samples)
 
 
+CALIBRATE = "graphsurgery calibrate MODEL --data D -o phi.json\n"
+VERIFY = "graphsurgery verify A B --data D\n"
+
 USAGE: dict[str, tuple[list[object], str]] = {
     "verb": (["rewrit"], "rewrite"),
     "option": (["rewrite", "M", "-o", "OUT", "--gard", "clip"], "--guard"),
     "choice": (["rewrite", "M", "-o", "OUT", "--guard", "none"], "--guard"),
     "number": (["rewrite", "M", "-o", "OUT", "--chunks", "many"], "--chunks"),
     "negative": (["rewrite", "M", "-o", "OUT", "--expect", "-1"], "--expect"),
-    "no-output": (["rewrite", "M"], "-o OUT"),
-    "no-model": (["rewrite", "-o", "OUT"], "MODEL"),
+    "no-output": (["rewrite", "M"], "rewrite needs an output: graphsurgery rewrite M -o OUT (or -o -, or --dry-run)"),
+    "no-model": (["rewrite", "-o", "OUT"], "rewrite needs a model: graphsurgery rewrite MODEL -o OUT --data D\n"),
+    "inspect-no-model": (["inspect", "--json"], "inspect needs a model: graphsurgery inspect MODEL\n"),
+    "no-value": (["rewrite", "M", "-o"], "-o needs a value; see graphsurgery rewrite --help\n"),
+    "unknown-and-missing": (
+        ["calibrate", "M", "--dta", "D"],
+        "unknown option --dta; see graphsurgery calibrate --help\n",
+    ),
     "extra": (["rewrite", "M", "N", "-o", "OUT"], "unexpected argument 'N'"),
     "verify-without-data": (["rewrite", "M", "-o", "OUT", "--verify"], "--data DIR"),
     "same-file": (["rewrite", "M", "-o", "OUT", "--guard", "exact", "--report", "OUT"], "different names"),
     "phi": (["rewrite", "M", "-o", "OUT", "--phi", "nan"], "--phi nan"),
     "no-table": (["rewrite", "M", "-o", "OUT", "--phi", "nowhere.json"], "nowhere.json"),
     "pattern": (["rewrite", "M", "-o", "OUT", "--include", "("], "--include"),
-    "calibrate-no-data": (["calibrate", "M", "-o", "OUT"], "--data"),
-    "calibrate-no-output": (["calibrate", "M", "--data", "synthetic:1"], "--output"),
+    "phi-without-data": (
+        ["rewrite", "M", "-o", "OUT", "--phi", "500"],
+        "--phi 500 cannot be checked without data; add --data DIR, or --no-verify to insist\n",
+    ),
+    "calibrate-no-model": (["calibrate", "--data", "D", "-o", "OUT"], f"calibrate needs a model: {CALIBRATE}"),
+    "calibrate-no-data": (["calibrate", "M", "-o", "OUT"], f"calibrate needs data: {CALIBRATE}"),
+    "calibrate-no-output": (["calibrate", "M", "--data", "synthetic:1"], f"calibrate needs an output: {CALIBRATE}"),
     "two-streams": (["verify", "-", "-", "--data", "synthetic:1"], "stdin"),
     "engine": (["verify", "M", "M", "--data", "synthetic:1", "--engine", "abacus"], "onnxruntime"),
-    "one-model": (["verify", "M", "--data", "synthetic:1"], "B"),
+    "no-models": (["verify", "--data", "synthetic:1"], f"verify needs two models: {VERIFY}"),
+    "one-model": (["verify", "M", "--data", "synthetic:1"], f"verify needs a second model: {VERIFY}"),
+    "verify-no-data": (["verify", "M", "M"], f"verify needs data: {VERIFY}"),
 }
 
 
@@ -156,7 +172,8 @@ USAGE: dict[str, tuple[list[object], str]] = {
 def test_a_wrong_command(cli: Cli, decoder: Path, out: Path, kind: str) -> None:
     arguments, fragment = USAGE[kind]
     places = {"M": decoder, "OUT": out}
-    _refused(cli, out, fragment, *(places.get(str(argument), argument) for argument in arguments))
+    wanted = fragment.replace(" M ", f" {decoder} ")
+    _refused(cli, out, wanted, *(places.get(str(argument), argument) for argument in arguments))
 
 
 def _refused(cli: Cli, out: Path, fragment: str, *arguments: object) -> None:

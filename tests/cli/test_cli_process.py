@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import pty
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from cli_models import SENTINEL, Cli
+from cli_models import SENTINEL, Cli, write_model
 
 PROGRAM = [sys.executable, "-m", "graphsurgery"]
 
@@ -116,3 +118,45 @@ def _on_terminal(*arguments: str) -> tuple[int, str]:
     finally:
         os.close(control)
     return process.wait(timeout=60), shown.decode()
+
+
+SLOW = """
+<ir_version: 10, opset_import: ["": 18]>
+slow (float[1,8,1,64] x) => (float[1,8,1024,64] y)
+<int64[4] shape = {1, 8, 1024, 64}> {
+  q = Expand(x, shape)
+  k = Transpose<perm = [0, 1, 3, 2]>(q)
+  s = MatMul(q, k)
+  p = Softmax(s)
+  y = MatMul(p, q)
+}
+"""
+
+
+def _heed_sigint() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("verb", ["calibrate", "rewrite"])
+def test_ctrl_c_in_the_middle_of_a_calibration(tmp_path: Path, out: Path, verb: str) -> None:
+    model = write_model(tmp_path / "slow.onnx", SLOW)
+    command = [*PROGRAM, verb, str(model), "--data", "synthetic:1000", "-o", str(out)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # A shell starts jobs in the background with SIGINT ignored, and its children inherit that.
+    with subprocess.Popen(command, **pipes, text=True, preexec_fn=_heed_sigint) as process:
+        assert process.stderr and process.stdout
+        try:
+            seen = next(line for line in process.stderr if "WARNING" not in line)
+            assert re.fullmatch(r"calibrating: \d+ of \d+, \d+ s\n", seen)
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            shown, rest = process.stdout.read(), process.stderr.read().splitlines()
+            status = process.wait(timeout=30)
+        finally:
+            process.kill()
+    assert (status, shown) == (130, "")
+    assert [line for line in rest if not line.startswith("calibrating: ")] == [
+        "graphsurgery: interrupted; nothing was written"
+    ]
+    assert out.read_bytes() == SENTINEL
+    assert list(out.parent.iterdir()) == [out]

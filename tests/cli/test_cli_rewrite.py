@@ -20,7 +20,10 @@ def test_calibrates_on_one_part_and_verifies_on_the_rest(cli: Cli, decoder: Path
     assert "2 attentions, 2 rewritten" in ran.err
     assert "forms: sum guarded by clip" in ran.err
     assert re.search(r"nodes: 173 -> \d+ \(\+", ran.err)
-    assert "verified on 1 sample on onnxruntime" in ran.err
+    assert "phi: 0 (2 sites)" in ran.lines
+    assert ran.lines[-2].startswith("verified on 1 sample on onnxruntime: ")
+    assert ran.lines[-1] == f"written to {out}"
+    assert "NOT VERIFIED" not in ran.err and "not held out" not in ran.err
     document = json.loads(report.read_text())
     assert document["method"]["samples"] == 3
     assert document["verify"]["passed"] and document["verify"]["held_out"]
@@ -132,11 +135,18 @@ def test_a_failed_verification_keeps_the_old_output(
     arguments = ["rewrite", decoder, "-o", out, "--phi", wrong_table, "--data", samples, "--report", report]
     ran = cli(*arguments)
     assert (ran.status, out.read_bytes()) == (4, SENTINEL)
-    assert ran.lines[-1].startswith("graphsurgery: verification failed on 1 sample")
+    assert ran.lines[-1].startswith("graphsurgery: verification failed on 4 samples")
+    assert ran.lines[-1].endswith("; not written")
     assert json.loads(report.read_text())["verify"]["passed"] is False
-    assert cli(*arguments, "--keep-failed").status == 4
-    assert out.read_bytes() != SENTINEL
-    assert cli(*arguments, "--no-verify").status == 0
+    ran = cli(*arguments, "--keep-failed", "--dry-run")
+    assert (ran.status, out.read_bytes()) == (4, SENTINEL)
+    assert ran.lines[-1].endswith("; dry run: nothing written")
+    ran = cli(*arguments, "--keep-failed")
+    assert (ran.status, out.read_bytes() != SENTINEL) == (4, True)
+    assert ran.lines[-1].endswith("; written all the same (--keep-failed)")
+    assert "written to" not in ran.err
+    ran = cli(*arguments, "--no-verify")
+    assert (ran.status, ran.lines[-2:]) == (0, ["NOT VERIFIED (--no-verify)", f"written to {out}"])
 
 
 def test_synthetic_data_is_said_loudly_even_when_quiet(cli: Cli, decoder: Path, out: Path) -> None:

@@ -40,7 +40,9 @@ def test_reports_of_exported_models(
     assert len(document["not_attention"]) == expected["not_attention"]
 
 
-@pytest.mark.parametrize("flags", [[], ["--guard", "exact"], ["--phi", "2.5", "--form", "chunks", "--chunks", "2"]])
+@pytest.mark.parametrize(
+    "flags", [[], ["--guard", "exact"], ["--phi", "2.5", "--no-verify", "--form", "chunks", "--chunks", "2"]]
+)
 def test_reports_of_other_fates(
     cli: Cli, validator: jsonschema.Draft202012Validator, decoder: Path, refused: Path, tmp_path: Path, flags: list[str]
 ) -> None:

@@ -8,12 +8,17 @@ import numpy as np
 import onnx
 import pytest
 from cli_models import CLASSIFIER, FUSED, NO_ATTENTION, SENTINEL, Cli, write_model
-from onnx import numpy_helper
+from onnx import numpy_helper, parser
 
 from graphsurgery import api
 from graphsurgery.cli import doctor as doctor_module
 from graphsurgery.cli import output
+from graphsurgery.cli.outcome import earlier_sites
+from graphsurgery.model.index import ModelIndex
+from graphsurgery.model.rewriter import Rewriter
 from graphsurgery.options import CalibrateOptions, RewriteOptions, VerifyOptions
+from graphsurgery.passes.decompose_attention import DecomposeAttention
+from graphsurgery.versions import versions
 
 
 def test_inspect_prints_one_line_per_site(cli: Cli, decoder: Path) -> None:
@@ -42,6 +47,52 @@ def test_inspect_json_has_the_same_keys_for_every_site(cli: Cli, decoder: Path, 
     assert statuses == [["supported", "supported"], ["refused"]]
     assert documents[0]["nodes"]["MatMul"] == 19
     assert documents[0] == json.loads(cli("inspect", decoder, "--json").out)
+
+
+def test_inspect_shows_unknown_dims_and_explains_the_letters(cli: Cli, tmp_path: Path) -> None:
+    text = """
+    <ir_version: 10, opset_import: ["": 18]>
+    attention (float[] q, float[] k, float[] v) => (float[] y) {
+      s = MatMul(q, k)
+      p = Softmax(s)
+      y = MatMul(p, v)
+    }
+    """
+    model = parser.parse_model(text)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    onnx.save(model, tmp_path / "m.onnx")
+    ran = cli("inspect", tmp_path / "m.onnx")
+    assert "  B=? H=? Q=? K=? D=? G=1  " in ran.out
+    shown = " ".join(cli("inspect", "--help").out.split())
+    assert "B batch, H query heads, Q queries, K keys, D head size, G query heads per key head, ?" in shown
+
+
+def test_an_earlier_rewrite_is_named(cli: Cli, decoder: Path, samples: Path, tmp_path: Path) -> None:
+    done, twice = tmp_path / "done.onnx", tmp_path / "twice.onnx"
+    assert "already rewritten" not in cli("inspect", decoder).out
+    assert json.loads(cli("inspect", decoder, "--json").out)["already_rewritten"] == []
+    sites = [site["id"] for site in json.loads(cli("inspect", decoder, "--json").out)["sites"]]
+    assert cli("rewrite", decoder, "-o", done, "--data", samples).status == 0
+    assert "2 sites already rewritten by graphsurgery\n" in cli("inspect", done).out
+    assert json.loads(cli("inspect", done, "--json").out)["already_rewritten"] == sites
+    ran = cli("rewrite", done, "-o", twice, "--data", samples)
+    assert (ran.status, twice.exists()) == (3, False)
+    assert ran.lines[-2] == "2 sites already rewritten by graphsurgery"
+    assert "no attention found" in ran.lines[-1]
+    ran = cli("rewrite", done, "-o", twice, "--data", samples, "--expect", 0)
+    assert (ran.status, twice.read_bytes()) == (0, done.read_bytes())
+    assert "2 sites already rewritten by graphsurgery" in ran.lines and ran.lines[-1] == f"written to {twice}"
+
+
+def test_a_decomposed_operator_is_no_rewritten_site(tmp_path: Path) -> None:
+    model = onnx.load(write_model(tmp_path / "fused.onnx", FUSED))
+    index = ModelIndex(model)
+    rewriter = Rewriter(index)
+    assert DecomposeAttention().apply(index, rewriter).changed
+    rewriter.commit()
+    assert any(node.metadata_props for node in model.graph.node)
+    assert earlier_sites(ModelIndex(model)) == []
 
 
 def test_inspect_says_why_a_site_is_refused(cli: Cli, refused: Path, tmp_path: Path) -> None:
@@ -115,11 +166,16 @@ def test_verify_fails_with_status_4(cli: Cli, decoder: Path, samples: Path, othe
     ran = cli("verify", decoder, other, "--data", samples)
     assert ran.status == 4
     assert "FAILED   output  logits" in ran.out
-    assert ran.lines[-1].startswith("graphsurgery: verification failed on 4 samples")
+    assert ran.lines[-1].startswith("graphsurgery: verification failed on 4 samples on onnxruntime: logits")
+    (row,) = [line for line in ran.out.splitlines() if line.startswith("FAILED   output  logits")]
+    why = row.split("  ")[-1].strip()
+    assert "elements exceed" in why and (ran.out + ran.err).count(why) == 1
     ran = cli("verify", decoder, other, "--data", samples, "--json", "--quiet")
     document = json.loads(ran.out)
     assert (ran.status, document["passed"], len(ran.lines)) == (4, False, 1)
     assert document["onnxruntime"]["logits"]["passed"] is False
+    assert why in ran.lines[0]
+    assert (document["schema"], document["tool"]) == ("graphsurgery/verify/1", versions())
     wide = cli("verify", decoder, other, "--data", samples, "--rtol", 100, "--atol", 100)
     assert "passed   output  logits" in wide.out
     assert "FAILED   output" not in wide.out
@@ -200,9 +256,19 @@ def test_plain_progress_is_at_most_one_line_in_five_seconds(
     assert list(output.PlainProgress()(range(10), "waiting", 10)) == list(range(10))
     shown = capsys.readouterr().err.splitlines()
     assert shown == [
-        "waiting: 0 of 10",
-        "waiting: 3 of 10, 6 s",
-        "waiting: 6 of 10, 12 s",
-        "waiting: 9 of 10, 18 s",
+        "waiting: 1 of 10, 2 s",
+        "waiting: 4 of 10, 8 s",
+        "waiting: 7 of 10, 14 s",
         "waiting: 10 of 10 done in 22.0 s",
     ]
+
+
+def test_plain_progress_is_silent_below_a_second(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock) / 8)
+    assert list(output.PlainProgress()(range(6), "waiting", 6)) == list(range(6))
+    assert capsys.readouterr().err == ""
+    assert list(output.PlainProgress()(range(7), "waiting", 7)) == list(range(7))
+    assert capsys.readouterr().err == "waiting: 7 of 7 done in 1.0 s\n"
