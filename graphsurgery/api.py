@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
 from onnx import ModelProto
 
 from graphsurgery.attention import Findings, find_attention
-from graphsurgery.data import Samples, open_samples, signature
+from graphsurgery.data import Samples
 from graphsurgery.errors import UsageError
-from graphsurgery.integrations.graphsurgeon import is_graph, to_graph, to_model
-from graphsurgery.model.external import external_tensors
+from graphsurgery.integrations.graphsurgeon import is_graph, to_graph
 from graphsurgery.model.files import SourceModel, load_model, save_model
 from graphsurgery.model.index import ModelIndex
 from graphsurgery.model.rewriter import Rewriter
@@ -34,13 +32,10 @@ from graphsurgery.report.build import SCHEMA, method, site_entries
 from graphsurgery.softmax.decide import decide, given_phi, selection
 from graphsurgery.softmax.plan import SitePlan
 from graphsurgery.softmax.rewrite import SoftmaxRewriter
+from graphsurgery.sources import Data, Model, check_runnable, malformed_is_refused, open_data, open_model
 from graphsurgery.versions import versions
 
-__all__ = ["Data", "Model", "RewriteResult", "calibrate", "find", "rewrite"]
-
-Model = Any
-"""A path (`-` is stdin), a ModelProto, the bytes of a model, an `onnx_graphsurgeon.Graph`, or a SourceModel as read."""
-Data = str | Path | Sequence[str | Path] | Iterable[Mapping[str, NDArray[Any]]] | Samples
+__all__ = ["Data", "Model", "RewriteResult", "calibrate", "find", "open_data", "open_model", "rewrite"]
 
 
 @dataclass(frozen=True)
@@ -77,23 +72,11 @@ class RewriteResult:
         return sum(site["status"] == "rewritten" for site in self.report["sites"])
 
 
-def open_model(model: Model) -> SourceModel:
-    """Read a model of any accepted kind; raises UsageError where it cannot be used."""
-    if isinstance(model, SourceModel):
-        return model
-    return load_model(to_model(model) if is_graph(model) else model)
-
-
-def open_data(data: Data | None, source: SourceModel, max_samples: int | None = None) -> Samples | None:
-    """Open data sources for a model; None stays None."""
-    if data is None or isinstance(data, Samples):
-        return data
-    return open_samples(data, signature(source.proto), max_samples=max_samples)
-
-
 def find(model: Model) -> Findings:
     """All attentions of a model, with the reasons for those that are not supported."""
-    return find_attention(ModelIndex(open_model(model).proto))
+    source = open_model(model)
+    with malformed_is_refused(source):
+        return find_attention(ModelIndex(source.proto))
 
 
 def calibrate(
@@ -108,9 +91,10 @@ def calibrate(
     samples = open_data(data, source, options.max_samples)
     if samples is None:
         raise UsageError("calibrate needs data; give --data DIR")
-    _check_runnable(source)
-    evidence = collect(source.proto, source.folder, samples, progress=progress)
-    findings = find_attention(ModelIndex(source.proto))
+    check_runnable(source)
+    with malformed_is_refused(source):
+        evidence = collect(source.proto, source.folder, samples, progress=progress)
+        findings = find_attention(ModelIndex(source.proto))
     return PhiTable(source.sha256, evidence, asdict(options), versions(), _table_choices(findings, evidence, options))
 
 
@@ -143,7 +127,7 @@ def rewrite(
     selection(options)
     source = open_model(model)
     samples = open_data(data, source)
-    with _collector_paused():
+    with malformed_is_refused(source), _collector_paused():
         proto, changed, report = _rewritten(source, samples, options, progress)
     return RewriteResult(to_graph(proto) if is_graph(model) else proto, report, source, proto, changed)
 
@@ -206,16 +190,8 @@ def _evidence(
     wanted = [site.id for site in findings.sites if selected(site.id)]
     if samples is None or not wanted:
         return Evidence()
-    _check_runnable(source)
+    check_runnable(source)
     return collect(proto, source.folder, samples, wanted, progress=progress)
-
-
-def _check_runnable(source: SourceModel) -> None:
-    """A model from a stream or from memory cannot be run with data files that lie nobody knows where."""
-    if source.folder is None and next(external_tensors(source.proto), None) is not None:
-        raise UsageError(
-            f"{source.label} keeps tensors in data files, which only a path can find: give the model as a file"
-        )
 
 
 def _write(rewriter: Rewriter, shapes: Shapes, plans: list[SitePlan]) -> PassResult:

@@ -94,6 +94,11 @@ class VerifyOptions:
     max_samples: int | None = None
     """Use at most this many samples."""
 
+    def __post_init__(self) -> None:
+        """Refuse tolerances that are none."""
+        _check_tolerance("rtol", self.rtol)
+        _check_tolerance("atol", self.atol)
+
 
 def _check_choices(options: CalibrateOptions | RewriteOptions) -> None:
     """Options given in Python are held against the same choices as flags."""
@@ -109,3 +114,8 @@ def _check_margin(margin: float | None) -> None:
         return
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin <= 1000:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"--margin {margin!r} is out of range; give a distance between 0 and 1000")
+
+
+def _check_tolerance(name: str, value: float | None) -> None:
+    if value is not None and not 0 <= value < float("inf"):
+        raise UsageError(f"--{name} {value!r} is no tolerance; give a number from 0 on")

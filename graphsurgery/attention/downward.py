@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from graphsurgery.attention.operands import einsum_labels, is_weight, product_operands
 from graphsurgery.attention.site import Link, LinkKind
@@ -18,9 +18,10 @@ from graphsurgery.model.index import Scope, is_standard
 from graphsurgery.model.shapes import Shape, Shapes
 from graphsurgery.model.values import attribute, constant_value, int_attribute, ints_attribute
 
-__all__ = ["ValuePath", "find_value_product"]
+__all__ = ["ValuePath", "division_place", "find_value_product", "nan_guarded"]
 
 _LONGEST = 16
+FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 _LATE = frozenset({"same", "cast", "guard", "zero", "weight", "slice", "reshape"})
 
 
@@ -31,19 +32,29 @@ class ValuePath(NamedTuple):
     links: tuple[Link, ...] = ()
     shared: bool = False
     end: str = ""
+    operand: int = 0
+    """Which input of the product the probabilities are."""
 
 
 def _cast(scope: Scope, node: NodeProto, value: str, shapes: Shapes) -> LinkKind | None:
-    return "same" if shapes.dtype(scope, value) == int_attribute(node, "to", 0) else "cast"
+    target = int_attribute(node, "to", 0)
+    if target not in FLOATS:
+        return None
+    return "same" if shapes.dtype(scope, value) == target else "cast"
 
 
 def _where(scope: Scope, node: NodeProto, value: str, shapes: Shapes) -> LinkKind | None:
     del shapes
-    other = node.input[1] if node.input[2] == value else node.input[2]
-    if not _is_zero(scope, other):
+    if node.input[0] == value or node.input[1] == node.input[2]:
+        return None
+    swapped = node.input[1] == value
+    if not _is_zero(scope, node.input[2 if swapped else 1]):
         return None
     test = scope.producer(node.input[0])
-    if test is not None and test.op_type == "IsNaN" and test.input[0] == value and node.input[2] == value:
+    if swapped and test is not None and test.op_type == "Not":
+        test = scope.producer(test.input[0])
+        swapped = False
+    if test is not None and test.op_type == "IsNaN" and test.input[0] == value and not swapped:
         return "guard"
     return "zero"
 
@@ -63,13 +74,21 @@ def _is_zero(scope: Scope, name: str) -> bool:
     return False
 
 
+def _weight(scope: Scope, node: NodeProto, value: str, shapes: Shapes) -> LinkKind | None:
+    """Mul or Div by something else: linear in the probabilities."""
+    del scope, shapes
+    if list(node.input).count(value) != 1 or (node.op_type == "Div" and node.input[0] != value):
+        return None
+    return "weight"
+
+
 def _concat(scope: Scope, node: NodeProto, value: str, shapes: Shapes) -> LinkKind | None:
     del scope, value, shapes
     return "same" if len(node.input) == 1 else None
 
 
-def _fixed(kind: LinkKind, *, first: bool = True) -> Callable[[Scope, NodeProto, str, Shapes], LinkKind | None]:
-    return lambda scope, node, value, shapes: kind if not first or node.input[0] == value else None
+def _fixed(kind: LinkKind) -> Callable[[Scope, NodeProto, str, Shapes], LinkKind | None]:
+    return lambda scope, node, value, shapes: kind if node.input[0] == value else None
 
 
 _STEPS: dict[str, Callable[[Scope, NodeProto, str, Shapes], LinkKind | None]] = {
@@ -79,7 +98,8 @@ _STEPS: dict[str, Callable[[Scope, NodeProto, str, Shapes], LinkKind | None]] = 
     "Dropout": _fixed("same"),
     "Concat": _concat,
     "Where": _where,
-    "Mul": _fixed("weight", first=False),
+    "Mul": _weight,
+    "Div": _weight,
     "Reshape": _fixed("reshape"),
     "Squeeze": _fixed("reshape"),
     "Unsqueeze": _fixed("reshape"),
@@ -107,7 +127,7 @@ def _follow(scope: Scope, value: str, shapes: Shapes, turned: bool, depth: int) 
     for node in readers:
         found = _through(scope, node, value, shapes, turned, depth)
         if found.product is not None:
-            return ValuePath(found.product, found.links, found.shared or shared)
+            return ValuePath(found.product, found.links, found.shared or shared, operand=found.operand)
         misses.append(found)
     return misses[0]
 
@@ -116,11 +136,13 @@ def _through(scope: Scope, node: NodeProto, value: str, shapes: Shapes, turned: 
     label = node.name or node.op_type
     factors = product_operands(node)
     if factors is not None:
+        if node.op_type == "Einsum":
+            return _einsum(scope, node, value)
         if factors[1 if turned else 0] != value or factors[0] == factors[1]:
             return ValuePath(None, end=f"{label} does not sum over the keys of the probabilities")
         if is_weight(scope, factors[0 if turned else 1]):
             return ValuePath(None, end=f"{label} multiplies the probabilities with a weight, not with values")
-        return ValuePath(node)
+        return ValuePath(node, operand=1 if turned else 0)
     step = _STEPS.get(node.op_type) if is_standard(node) else None
     kind = step(scope, node, value, shapes) if step is not None and depth < _LONGEST else None
     if kind is None:
@@ -130,8 +152,20 @@ def _through(scope: Scope, node: NodeProto, value: str, shapes: Shapes, turned: 
     for output in node.output if kind == "split" else node.output[:1]:
         inner = _follow(scope, output, shapes, turned, depth + 1)
         if inner.product is not None:
-            return ValuePath(inner.product, (link, *inner.links), inner.shared)
+            return ValuePath(inner.product, (link, *inner.links), inner.shared, operand=inner.operand)
     return _follow(scope, node.output[0], shapes, turned, depth + 1)
+
+
+def _einsum(scope: Scope, node: NodeProto, value: str) -> ValuePath:
+    """Probabilities on either side of an Einsum that sums over their last label."""
+    operand = 0 if node.input[0] == value else 1
+    labels = einsum_labels(node)
+    if node.input[0] == node.input[1] or labels is None or labels[operand][-1:] in labels[2]:
+        return ValuePath(None, end=f"{node.name or node.op_type} does not sum over the keys of the probabilities")
+    if is_weight(scope, node.input[1 - operand]):
+        end = f"{node.name or node.op_type} multiplies the probabilities with a weight, not with values"
+        return ValuePath(None, end=end)
+    return ValuePath(node, operand=operand)
 
 
 def _swaps_last(node: NodeProto) -> bool:
@@ -153,28 +187,34 @@ def _data_readers(scope: Scope, value: str) -> list[NodeProto]:
 
 def _serves_guard(scope: Scope, test: NodeProto, value: str) -> bool:
     readers = scope.readers(test.output[0])
+    if len(readers) == 1 and readers[0].op_type == "Not" and not scope.read_elsewhere(test.output[0]):
+        test = readers[0]
+        readers = scope.readers(test.output[0])
     return (
         len(readers) == 1
         and readers[0].op_type == "Where"
-        and readers[0].input[2] == value
+        and value in readers[0].input[1:]
         and not scope.read_elsewhere(test.output[0])
     )
 
 
-def division_place(scope: Scope, path: ValuePath, shapes: Shapes) -> tuple[bool, int]:
+def division_place(scope: Scope, path: ValuePath, rank: int | None, shapes: Shapes) -> tuple[bool, int]:
     """Whether the division may follow the value product, and behind how many links the row sum is to be taken.
 
     A Reshape between Softmax and the product is passed only where its last axis provably stays the last axis; the
-    sum is then taken behind it and so has the rows of the product.
+    sum is then taken behind it and so has the rows of the product.  What writes into the probabilities (a mask, a
+    factor, a Slice) must come behind the sum, and a Slice must cut the keys.
     """
     if path.shared or path.product is None or any(link.kind not in _LATE for link in path.links):
         return False, 0
-    if not _late_product(path.product):
+    if rank == 1 or not _late_product(scope, path.product, path.operand, shapes):
+        return False, 0
+    if not all(_cuts_keys(scope, link.node, shapes) for link in path.links if link.kind == "slice"):
         return False, 0
     reshapes = [i for i, link in enumerate(path.links) if link.kind == "reshape"]
     if not reshapes:
         return True, 0
-    if any(link.kind == "slice" for link in path.links):
+    if any(link.kind in ("slice", "weight", "zero") for link in path.links[: reshapes[-1]]):
         return False, 0
     for i in reshapes:
         node = path.links[i].node
@@ -183,6 +223,28 @@ def division_place(scope: Scope, path: ValuePath, shapes: Shapes) -> tuple[bool,
         ):
             return False, 0
     return True, reshapes[-1] + 1
+
+
+def _cuts_keys(scope: Scope, node: NodeProto, shapes: Shapes) -> bool:
+    """Whether a Slice cuts the last axis and no other."""
+    axes = ints_attribute(node, "axes")
+    if axes is None and len(node.input) > 3:
+        known = shapes.ints(scope, node.input[3])
+        axes = None if known is None or None in known else tuple(a for a in known if a is not None)
+    rank = shapes.rank(scope, node.input[0])
+    return axes is not None and len(axes) == 1 and (axes[0] == -1 or (rank is not None and axes[0] == rank - 1))
+
+
+def nan_guarded(scope: Scope, softmax: NodeProto, path: ValuePath) -> bool:
+    """Whether an IsNaN reads the probabilities, what a link makes of them, or the value product.
+
+    Exporters write the guard in several spellings and places; whichever it is, it stands for: a row without any
+    visible key gives 0.
+    """
+    values = [softmax.output[0], *(link.node.output[0] for link in path.links)]
+    if path.product is not None:
+        values.append(path.product.output[0])
+    return any(node.op_type == "IsNaN" for value in values for node in scope.readers(value))
 
 
 def _keeps_last(scope: Scope, node: NodeProto, before: Shape | None, after: Shape | None, shapes: Shapes) -> bool:
@@ -197,20 +259,20 @@ def _keeps_last(scope: Scope, node: NodeProto, before: Shape | None, after: Shap
     return before[-1] is not None and before[-1] == after[-1]
 
 
-def _late_product(product: NodeProto) -> bool:
+def _late_product(scope: Scope, product: NodeProto, operand: int, shapes: Shapes) -> bool:
     """Whether rows of the product's output are the rows of the probabilities, times a number each."""
     if product.op_type == "MatMul":
-        return True
+        rank = shapes.rank(scope, product.input[1])
+        return operand == 0 and rank is not None and rank >= 2
     if product.op_type == "Gemm":
-        return len(product.input) == 2 and not int_attribute(product, "transA", 0)
+        return operand == 0 and len(product.input) == 2 and not int_attribute(product, "transA", 0)
     labels = einsum_labels(product) if product.op_type == "Einsum" else None
     if labels is None:
         return False
-    probabilities, values, out = labels
+    probabilities, values, out = labels[operand], labels[1 - operand], labels[2]
     rows, free = probabilities[:-1], [label for label in values if label not in probabilities]
     return (
         probabilities[-1] in values
-        and probabilities[-1] not in out
         and len(free) == 1
         and sorted(out) == sorted([*rows, *free])
         and len(set(probabilities)) == len(probabilities)

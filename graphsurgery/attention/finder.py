@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from onnx import NodeProto, TensorProto, helper
 
-from graphsurgery.attention.downward import ValuePath, division_place, find_value_product
+from graphsurgery.attention.downward import FLOATS, ValuePath, division_place, find_value_product, nan_guarded
 from graphsurgery.attention.masks import mask_fills
 from graphsurgery.attention.operands import key_group
 from graphsurgery.attention.site import Dims, Link, NotAttention, Refusal, RefusedSite, Site
@@ -29,7 +29,6 @@ _FUSED_CONTRIB = frozenset(
 )
 _OPSET_LAST_AXIS = 13
 _OPSET_OLDEST = 9
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def find_attention(index: ModelIndex, shapes: Shapes | None = None) -> Findings:
     Follows Softmax of any opset (ai.onnx Softmax-1, -11, -13) and names fused Attention operators (ai.onnx 23, 24 and
     com.microsoft) as refused.  Reads no weights.
     """
-    shapes = shapes or Shapes()
+    shapes = shapes or Shapes(index)
     found = _Collector()
     for scope, position, node in _anchors(index):
         label = found.unique(scope, node, position)
@@ -106,7 +105,7 @@ def _examine(found: _Collector, label: str, scope: Scope, softmax: NodeProto, sh
         found.others.append(NotAttention(label, scope, softmax, chain, up.end if up.product is None else down.end))
         return
     refusal = _refusal(scope, softmax, up, down, shapes)
-    dims = _dims(scope, softmax, down.product, shapes)
+    dims = _dims(scope, softmax, down.product, down.operand, shapes)
     if refusal is not None:
         qk, pv = _label(up.product), _label(down.product)
         found.refused.append(RefusedSite(label, scope, softmax, chain, refusal, qk, pv, dims))
@@ -128,7 +127,7 @@ def _label(node: NodeProto) -> str:
 def _refusal(scope: Scope, softmax: NodeProto, up: ScorePath, down: ValuePath, shapes: Shapes) -> Refusal | None:
     return (
         _quantised(up, down)
-        or _split(up, down)
+        or _split(scope, up, down, shapes)
         or _axis(scope, softmax, shapes)
         or _types(scope, softmax, down, shapes)
     )
@@ -147,7 +146,7 @@ def _quantised(up: ScorePath, down: ValuePath) -> Refusal | None:
     return None
 
 
-def _split(up: ScorePath, down: ValuePath) -> Refusal | None:
+def _split(scope: Scope, up: ScorePath, down: ValuePath, shapes: Shapes) -> Refusal | None:
     if up.parts > 1:
         node = next(link.node for link in up.links if link.kind == "sink")
         name = _label(node)
@@ -158,13 +157,19 @@ def _split(up: ScorePath, down: ValuePath) -> Refusal | None:
             {"parts": up.parts},
         )
     for link in down.links:
-        if link.kind == "split":
+        if link.kind == "split" and _cuts_last(scope, link.node, shapes):
             name = _label(link.node)
             reason = (
                 f"{name} cuts the probabilities into {len(link.node.output)} parts (a split cache); not supported yet"
             )
             return Refusal("split-scores", reason, name, {"parts": len(link.node.output)})
     return None
+
+
+def _cuts_last(scope: Scope, node: NodeProto, shapes: Shapes) -> bool:
+    """Whether a Split may cut the keys; one along the heads only spreads the value products."""
+    axis, rank = int_attribute(node, "axis", 0), shapes.rank(scope, node.input[0])
+    return axis == -1 or rank is None or axis == rank - 1
 
 
 def _axis(scope: Scope, softmax: NodeProto, shapes: Shapes) -> Refusal | None:
@@ -195,26 +200,20 @@ def _types(scope: Scope, softmax: NodeProto, down: ValuePath, shapes: Shapes) ->
         return Refusal("opset-too-old", reason, name, {"opset": scope.opset})
     dtype = shapes.dtype(scope, softmax.input[0]) or shapes.dtype(scope, softmax.output[0])
     if dtype is None and down.product is not None:
-        dtype = shapes.dtype(scope, down.product.output[0]) or shapes.dtype(scope, down.product.input[1])
-    if dtype is None:
-        dtype = _function_dtype(scope)
-    if dtype not in _FLOATS:
+        dtype = shapes.dtype(scope, down.product.output[0])
+        dtype = dtype or shapes.dtype(scope, down.product.input[1 - down.operand])
+    if dtype not in FLOATS:
         kind = "not known" if dtype is None else TensorProto.DataType.Name(dtype).lower()
         reason = f"the element type of {name} is {kind}; float32, float16, bfloat16 and float64 are supported"
         return Refusal("dtype", reason, name, {"dtype": kind})
     return None
 
 
-def _function_dtype(scope: Scope) -> int | None:
-    """Functions declare no types: what their callers pass in decides, here the most usual one."""
-    return TensorProto.FLOAT if scope.root.kind == "function" else None
-
-
-def _dims(scope: Scope, softmax: NodeProto, pv: NodeProto, shapes: Shapes) -> Dims:
+def _dims(scope: Scope, softmax: NodeProto, pv: NodeProto, operand: int, shapes: Shapes) -> Dims:
     scores = shapes.shape(scope, softmax.input[0]) or shapes.shape(scope, softmax.output[0])
-    values = shapes.shape(scope, pv.input[1])
+    values = shapes.shape(scope, pv.input[1 - operand])
     head_size: Dim = values[-1] if values else None
-    group = key_group(scope, pv.input[1], shapes)
+    group = key_group(scope, pv.input[1 - operand], shapes)
     if scores is None or not scores:
         return Dims(head_size=head_size, group=group)
     keys, queries = scores[-1], scores[-2] if len(scores) > 1 else 1
@@ -233,29 +232,41 @@ def _site(
         raise ValueError("a site needs both products")
     rank = shapes.rank(scope, softmax.input[0]) or shapes.rank(scope, softmax.output[0])
     dtype = shapes.dtype(scope, softmax.input[0]) or shapes.dtype(scope, softmax.output[0])
-    dtype = dtype or shapes.dtype(scope, pv.output[0]) or shapes.dtype(scope, pv.input[1]) or _function_dtype(scope)
-    entering = pv.input[list(pv.input).index(down.links[-1].node.output[0])] if down.links else softmax.output[0]
-    product_dtype = shapes.dtype(scope, entering) or dtype
-    late, sum_after = division_place(scope, down, shapes)
+    dtype = dtype or shapes.dtype(scope, pv.output[0]) or shapes.dtype(scope, pv.input[1 - down.operand])
+    dtype = dtype or TensorProto.FLOAT
+    passed = [shapes.dtype(scope, link.node.output[0]) or dtype for link in down.links]
+    late, sum_after = division_place(scope, down, rank, shapes)
     return Site(
-        label,
-        scope,
-        softmax,
-        chain,
-        qk,
-        pv,
-        up.links,
-        down.links,
-        _scores(softmax, up.links),
-        dims,
-        dtype or TensorProto.FLOAT,
-        product_dtype or TensorProto.FLOAT,
-        down.shared,
-        late,
-        sum_after,
-        rank,
-        mask_fills(scope, up.links),
+        id=label,
+        scope=scope,
+        softmax=softmax,
+        chain=chain,
+        qk=qk,
+        pv=pv,
+        before=up.links,
+        after=down.links,
+        scores=_scores(softmax, up.links),
+        dims=dims,
+        dtype=dtype,
+        product_dtype=passed[-1] if passed else dtype,
+        narrowest=_narrowest([dtype, *passed]),
+        shared=down.shared,
+        operand=down.operand,
+        late_division=late,
+        sum_after=sum_after,
+        rank=rank,
+        sum_rank=shapes.rank(scope, down.links[sum_after - 1].node.output[0]) if sum_after else rank,
+        guarded=nan_guarded(scope, softmax, down),
+        mask_fills=mask_fills(scope, up.links),
     )
+
+
+def _narrowest(types: list[int]) -> int:
+    """The type with the least range of exponents."""
+    for narrow in (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT):
+        if narrow in types:
+            return narrow
+    return types[0]
 
 
 def _scores(softmax: NodeProto, links: tuple[Link, ...]) -> str:

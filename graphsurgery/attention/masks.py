@@ -13,13 +13,12 @@ from graphsurgery.attention.site import Link, MaskFill
 from graphsurgery.model.index import Scope
 from graphsurgery.model.values import constant_value
 
-__all__ = ["HIDDEN", "LOST", "LOST_HALF", "mask_fills"]
-
-LOST, LOST_HALF = 1e7, 3e4
-"""A score added to a number of this magnitude is rounded away (float32 and wider; float16): the row becomes uniform."""
+__all__ = ["HIDDEN", "lost_below", "mask_fills"]
 
 HIDDEN = -9000.0
 """Scores at or below this are hidden by a mask (-10000 and lower); -100 is an ordinary number."""
+
+_LOST = {"float16": 6e4, "bfloat16": 1e6, "float32": 1e12, "float64": 1e21}
 
 _DEEPEST = 12
 _LARGEST = 1 << 20
@@ -34,15 +33,29 @@ _ORDINARY = frozenset(
 )
 
 
+def lost_below(dtype: str) -> float:
+    """The magnitude of a fill from which on a score added to it is rounded away, so that a hidden row is uniform.
+
+    The spacing of numbers there is above any range of scores (float16 ends at 65504, where it is 32).
+    """
+    return _LOST.get(dtype, _LOST["float32"])
+
+
 def mask_fills(scope: Scope, links: tuple[Link, ...]) -> frozenset[MaskFill]:
     """The kinds of fill that the masks of a chain can write; empty where no row can be hidden as a whole."""
     masks: list[str] = []
     for link in links:
         if link.kind == "mask":
-            masks.append(link.node.input[1 - link.operand])
+            masks += [value for i, value in enumerate(link.node.input) if i != link.operand]
         elif link.kind == "where":
             masks.append(link.node.input[3 - link.operand])
-    if len(masks) == 1 and links[-1].kind != "where" and _shows_every_row(constant_value(scope, masks[0], _LARGEST)):
+        elif link.kind == "clamp" and link.node.op_type == "Min":
+            masks += [value for i, value in enumerate(link.node.input) if i != link.operand]
+    if (
+        len(masks) == 1
+        and not any(link.kind in ("where", "clamp") for link in links)
+        and _shows_every_row(constant_value(scope, masks[0], _LARGEST))
+    ):
         return frozenset()
     found: set[MaskFill] = set()
     for name in masks:
@@ -105,7 +118,7 @@ def _classify(value: np.ndarray, found: set[MaskFill]) -> None:
     if np.isinf(numbers).any():
         found.add("inf")
     finite = np.abs(numbers[np.isfinite(numbers)])
-    lost = LOST_HALF if value.dtype == np.float16 else LOST
+    lost = lost_below(value.dtype.name)
     if (finite >= lost).any():
         found.add("lowest")
     if ((finite >= -HIDDEN) & (finite < lost)).any():

@@ -132,23 +132,26 @@ class Site(_Candidate):
     """Element type of Softmax, a TensorProto.DataType."""
     product_dtype: int
     """Element type in which the probabilities enter the value product."""
+    narrowest: int
+    """The narrowest element type that the probabilities pass through on their way to the value product."""
     shared: bool
     """Whether the probabilities are read by anything but the value product."""
+    operand: int
+    """Which input of the value product the probabilities are."""
     late_division: bool
     sum_after: int
     rank: int | None
+    sum_rank: int | None
+    """Rank of the tensor whose rows are summed."""
+    guarded: bool
+    """Whether something behind Softmax turns NaN into 0, so that rows without a visible key give 0."""
     mask_fills: frozenset[MaskFill]
     """What masks put in place of a hidden score: minus infinity, a large finite number, or not known."""
 
     @property
-    def guarded(self) -> bool:
-        """Whether an IsNaN guard makes fully masked rows 0."""
-        return any(link.kind == "guard" for link in self.after)
-
-    @property
     def values(self) -> str:
         """The value tensor, [..., K, D]."""
-        return self.pv.input[1]
+        return self.pv.input[1 - self.operand]
 
     @property
     def output(self) -> str:

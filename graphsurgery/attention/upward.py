@@ -66,6 +66,7 @@ _STEPS: dict[str, Step] = {
     "Mul": _fixed("scale", 0, 1),
     "Div": _fixed("scale", 0),
     "Add": _fixed("mask", 0, 1),
+    "Sum": lambda scope, node, shapes: [("mask", operand) for operand in range(len(node.input))],
     "Sub": _sub,
     "Where": _fixed("where", 2, 1),
     "Tanh": _fixed("tanh", 0),
@@ -81,6 +82,7 @@ _STEPS: dict[str, Step] = {
     "Squeeze": _fixed("reshape", 0),
     "Unsqueeze": _fixed("reshape", 0),
     "Flatten": _fixed("reshape", 0),
+    "Transpose": _fixed("transpose", 0),
     "QuantizeLinear": _fixed("quantise", 0),
     "DequantizeLinear": _fixed("quantise", 0),
 }

@@ -92,11 +92,10 @@ def _check_values(where: str, spec: InputSpec, array: NDArray[Any]) -> None:
     nans = np.isnan(array)
     if bool(nans.any()):
         raise UsageError(f"{place} holds NaN, first at index {_first(nans)}; remove or replace these values")
-    lowered = spec.name.lower()
-    if "mask" not in lowered and "bias" not in lowered:
+    above = np.isposinf(array)
+    if bool(above.any()):
         raise UsageError(
-            f"{place} holds an infinite value, first at index {_first(np.isinf(array))}; "
-            "only masks and biases may, replace these values"
+            f"{place} holds +Inf, first at index {_first(above)}; a mask hides with -Inf, replace these values"
         )
 
 

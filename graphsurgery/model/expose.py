@@ -32,7 +32,7 @@ def expose(index: ModelIndex, rewriter: Rewriter, scope: Scope, name: str, elem_
         return _through_calls(index, rewriter, scope, name, elem_type)
     outer, node = _owner(scope)
     if node.op_type == "If":
-        _prepare_branches(rewriter, outer, node, scope, elem_type)
+        _prepare_branches(index, rewriter, outer, node, scope, elem_type)
     elif node.op_type not in ("Loop", "Scan") or any(a.name.startswith("scan_output_") for a in node.attribute):
         raise NotExposableError(f"{node.name or node.op_type} ({node.op_type}) does not let values of its body out")
     rewriter.add_graph_output(scope, name, elem_type)
@@ -50,9 +50,11 @@ def _through_calls(index: ModelIndex, rewriter: Rewriter, scope: Scope, name: st
     return found
 
 
-def _prepare_branches(rewriter: Rewriter, outer: Scope, node: NodeProto, scope: Scope, elem_type: int) -> None:
+def _prepare_branches(
+    index: ModelIndex, rewriter: Rewriter, outer: Scope, node: NodeProto, scope: Scope, elem_type: int
+) -> None:
     """Give the other branch an output that stands for a value that was not computed."""
-    if any(_owner(around)[1].op_type != "If" for around in _nested_around(outer)):
+    if _collected(index, outer):
         label = node.name or node.op_type
         raise NotExposableError(f"{label} (If) stands in a Loop or Scan, which collects values of one shape only")
     for sibling in outer.children:
@@ -60,13 +62,14 @@ def _prepare_branches(rewriter: Rewriter, outer: Scope, node: NodeProto, scope: 
             _add_empty(rewriter, sibling, elem_type)
 
 
-def _nested_around(scope: Scope) -> list[Scope]:
-    """The scope and those around it, as far as they are nested graphs."""
-    around: list[Scope] = []
-    while scope.kind == "subgraph" and scope.parent is not None:
-        around.append(scope)
-        scope = scope.parent
-    return around
+def _collected(index: ModelIndex, scope: Scope) -> bool:
+    """Whether a Loop or Scan stands around the scope, also around a call of the function it is part of."""
+    while scope.kind == "subgraph":
+        outer, node = _owner(scope)
+        if node.op_type != "If":
+            return True
+        scope = outer
+    return scope.kind == "function" and any(_collected(index, caller) for caller, _ in index.calls(scope))
 
 
 def _output(scope: Scope, node: NodeProto, position: int, rewriter: Rewriter) -> str:

@@ -153,6 +153,11 @@ class Scope:
         for position in sorted({declared[n] for n in names if n in declared and n not in self.producers}, reverse=True):
             del infos[position]
         self._declared = None
+        if isinstance(self.body, GraphProto) and names:
+            notes = self.body.quantization_annotation
+            for position in reversed([i for i, note in enumerate(notes) if note.tensor_name in names]):
+                if notes[position].tensor_name not in self.producers:
+                    del notes[position]
 
 
 class ModelIndex:
@@ -164,14 +169,20 @@ class ModelIndex:
         self.functions: dict[tuple[str, str, str], Scope] = {}
         opset = _opset(model.opset_import)
         self.main = self._scope("main", model.graph, "main", None, opset)
-        taken = {"main"}
         for function in model.functions:
-            name = function.name if function.name not in taken else f"{function.domain}.{function.name}"
-            while name in taken:
-                name += "'"
-            taken.add(name)
+            taken = any(scope.id == function.name for scope in self.scopes)
+            name = self._free(f"{function.domain}.{function.name}" if taken else function.name)
             scope = self._scope(name, function, "function", None, _opset(function.opset_import, opset))
             self.functions[function.domain, function.name, function.overload] = scope
+
+    def _free(self, label: str) -> str:
+        """The label, or with a number where a scope has it already."""
+        taken = {scope.id for scope in self.scopes}
+        name, count = label, 1
+        while name in taken:
+            count += 1
+            name = f"{label}#{count}"
+        return name
 
     def _scope(
         self,
@@ -206,7 +217,7 @@ class ModelIndex:
             node = nodes[position]
             for attribute in node.attribute:
                 for graph in _graphs(attribute):
-                    label = f"{scope.id}/{node.name or f'{node.op_type}_{position}'}.{attribute.name}"
+                    label = self._free(f"{scope.id}/{node.name or f'{node.op_type}_{position}'}.{attribute.name}")
                     child = self._scope(label, graph, "subgraph", scope, opset)
                     scope.children.append(child)
                     _register_captures(child)

@@ -91,6 +91,7 @@ class Rewriter:
         if not names:
             for scope in self.index.scopes:
                 names.update(scope.producers, scope.uses, scope.initializers, scope.inputs, scope.outputs, scope.sparse)
+                names.update(scope.declared())
                 names.update([node.name for node in scope.nodes])
         name, count = hint, 1
         while name in names:
@@ -183,6 +184,7 @@ class Rewriter:
         """Give a node's output a fresh name; the old name is free for another producer, its readers keep it."""
         old = node.output[position]
         new = self.fresh(hint)
+        self._positions(scope)
         del scope.producers[old]
         self._gone.setdefault(id(scope), set()).add(old)
         node.output[position] = new

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from onnx import NodeProto, TensorProto, helper
 
-from graphsurgery.model.index import Scope, is_standard
+from graphsurgery.model.index import ModelIndex, Scope, is_standard
 from graphsurgery.model.values import attribute, constant_tensor, constant_value, int_attribute, ints_attribute
 
 __all__ = ["Dim", "Shape", "Shapes"]
@@ -44,7 +44,8 @@ _BOOL = frozenset("Equal Less Greater LessOrEqual GreaterOrEqual And Or Not Xor 
 class Shapes:
     """Shapes by scope and value name; None where the rank is not known, None or a name where a dimension is not."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: ModelIndex | None = None) -> None:
+        self._index = index
         self._shapes: dict[tuple[int, str], Shape | None] = {}
         self._dtypes: dict[tuple[int, str], int | None] = {}
 
@@ -99,11 +100,25 @@ class Shapes:
         if info is not None and info.type.HasField("tensor_type") and info.type.tensor_type.elem_type:
             return info.type.tensor_type.elem_type, None
         node = scope.producers.get(name)
+        if node is None and scope.kind == "function":
+            return self._argument_dtype(scope, name), None
         if node is None or node.op_type == "Constant":
             tensor = constant_tensor(scope, name)
             if tensor is not None:
                 return tensor.data_type, None
         return (None, None) if node is None else _dtype_rule(scope, node, name)
+
+    def _argument_dtype(self, function: Scope, name: str) -> int | None:
+        """The element type that every call of a function passes for an input; functions declare none."""
+        names = list(function.body.input)
+        if self._index is None or name not in names:
+            return None
+        position = names.index(name)
+        passed = {
+            self.dtype(caller, node.input[position]) if position < len(node.input) else None
+            for caller, node in self._index.calls(function)
+        }
+        return passed.pop() if len(passed) == 1 else None
 
     def ints(self, scope: Scope, name: str, depth: int = 0) -> tuple[int | None, ...] | None:
         """The entries of a small 1-D integer value (a shape, say), None where one is computed."""

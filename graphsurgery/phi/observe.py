@@ -6,6 +6,7 @@ log-sum-exp, number of visible keys, least visible score) and of the values thei
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from graphsurgery.softmax.emit import Emitter
 
 __all__ = ["Observation", "observation_model"]
 
-_LOWEST = -3.0e38
+_LOWEST = float(np.finfo(np.float32).min)
 _NEGLIGIBLE = -30.0
 """A key this far below the row maximum adds nothing to the row: e^-30."""
 
@@ -34,6 +35,8 @@ class Observation:
 
     model: ModelProto
     outputs: dict[str, list[tuple[str, str]]]
+    hidden: dict[str, float]
+    """By site: a row maximum at or below this says that a mask hides the whole row."""
     unseen: dict[str, str]
     """Sites that cannot be observed, with the reason."""
 
@@ -49,10 +52,9 @@ class Observation:
             for rows, values in pairs:
                 if results[rows].size == 0:
                     continue
-                seen = SiteStatistics.of(results[rows], results[values])
-                seen = SiteStatistics(seen.heads, 1)
+                seen = SiteStatistics.of(results[rows], results[values], self.hidden[site])
                 found[site] = found[site].merge(seen) if site in found else seen
-        return found
+        return {site: SiteStatistics(seen.heads, 1) for site, seen in found.items()}
 
 
 def observation_model(model: ModelProto, wanted: Iterable[str] | None = None) -> Observation:
@@ -63,25 +65,25 @@ def observation_model(model: ModelProto, wanted: Iterable[str] | None = None) ->
     rewriter = Rewriter(index)
     chosen = None if wanted is None else set(wanted)
     outputs: dict[str, list[tuple[str, str]]] = {}
+    hidden: dict[str, float] = {}
     unseen: dict[str, str] = {}
     for site in find_attention(index).sites:
         if chosen is not None and site.id not in chosen:
             continue
         rewriter.start("observe", site.id)
+        hidden[site.id] = HIDDEN if site.mask_fills else -math.inf
         rows, values = _statistics(rewriter, site)
         try:
-            outputs[site.id] = list(
-                zip(
-                    expose(index, rewriter, site.scope, rows, TensorProto.FLOAT),
-                    expose(index, rewriter, site.scope, values, TensorProto.FLOAT),
-                    strict=True,
-                )
-            )
+            led = [expose(index, rewriter, site.scope, name, TensorProto.FLOAT) for name in (rows, values)]
+            if led[0]:
+                outputs[site.id] = list(zip(*led, strict=True))
+            else:
+                unseen[site.id] = "nothing calls the function it stands in"
         except NotExposableError as error:
             unseen[site.id] = str(error)
     rewriter.commit()
     cut_to_outputs(copy, [name for pairs in outputs.values() for pair in pairs for name in pair])
-    return Observation(copy, outputs, unseen)
+    return Observation(copy, outputs, hidden, unseen)
 
 
 def _statistics(rewriter: Rewriter, site: Site) -> tuple[str, str]:

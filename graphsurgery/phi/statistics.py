@@ -40,10 +40,15 @@ class RowStatistics:
     """Greatest row maximum among rows without a visible key: what the mask left of their scores."""
 
     @classmethod
-    def of(cls, rows: np.ndarray, largest_value: float) -> RowStatistics:
-        """From observed rows [N, 4]: maximum, log-sum-exp, visible keys, least visible score."""
+    def of(cls, rows: np.ndarray, largest_value: float, hidden: float = HIDDEN) -> RowStatistics:
+        """From observed rows [N, 4]: maximum, log-sum-exp, visible keys, least visible score.
+
+        A row whose maximum is at most `hidden` sees no key.  Rows that are not finite (a score of +Inf, for which
+        the original gives NaN) say nothing and are left out.
+        """
         rows = rows.astype(np.float64)
-        seen = rows[rows[:, 0] > HIDDEN]
+        rows = rows[np.isfinite(rows).all(axis=1)]
+        seen = rows[rows[:, 0] > hidden]
         one = seen[:, 2] <= 1
         return cls(
             rows=len(seen),
@@ -56,7 +61,7 @@ class RowStatistics:
             lse_high=_high(seen[:, 1]),
             score_low=_low(seen[:, 3]),
             value_high=largest_value,
-            hidden_high=_high(rows[rows[:, 0] <= HIDDEN, 0]),
+            hidden_high=_high(rows[rows[:, 0] <= hidden, 0]),
         )
 
     def merge(self, other: RowStatistics) -> RowStatistics:
@@ -83,6 +88,9 @@ class RowStatistics:
     def from_json(cls, entry: dict[str, float | int | None]) -> RowStatistics:
         """The inverse of `to_json`."""
         empty = asdict(cls())
+        for key, value in entry.items():
+            if value is not None and (isinstance(value, bool) or not np.isfinite(np.float64(value))):
+                raise ValueError(f"{key} is {value!r}, not a finite number")
         return cls(**{key: empty[key] if value is None else value for key, value in entry.items()})  # type: ignore[arg-type]
 
 
@@ -102,15 +110,15 @@ class SiteStatistics:
         return total
 
     @classmethod
-    def of(cls, rows: np.ndarray, values: np.ndarray) -> SiteStatistics:
+    def of(cls, rows: np.ndarray, values: np.ndarray, hidden: float = HIDDEN) -> SiteStatistics:
         """From rows [..., H, Q, 4] and max|v| [..., H or less, 1, 1] of one sample."""
         largest = float(np.abs(values.astype(np.float64)).max()) if values.size else 0.0
         heads = rows.shape[-3] if rows.ndim > 2 else 1
         if heads <= 1:
-            return cls((RowStatistics.of(rows.reshape(-1, 4), largest),))
+            return cls((RowStatistics.of(rows.reshape(-1, 4), largest, hidden),))
         by_head = np.moveaxis(rows, -3, 0).reshape(heads, -1, 4)
         per_head = _values_by_head(values, heads, largest)
-        return cls(tuple(RowStatistics.of(head, value) for head, value in zip(by_head, per_head, strict=True)))
+        return cls(tuple(RowStatistics.of(head, value, hidden) for head, value in zip(by_head, per_head, strict=True)))
 
     def merge(self, other: SiteStatistics) -> SiteStatistics:
         """Over the samples of both; heads are kept apart only where both have the same number."""

@@ -70,11 +70,9 @@ def executing_dtype(site: Site, target: str) -> int:
 
     The Hexagon accelerator executes float32 graphs in float16.
     """
-    if TensorProto.FLOAT16 in (site.dtype, site.product_dtype) or target == "qnn-htp":
+    if site.narrowest == TensorProto.FLOAT16 or target == "qnn-htp":
         return TensorProto.FLOAT16
-    if TensorProto.BFLOAT16 in (site.dtype, site.product_dtype):
-        return TensorProto.BFLOAT16
-    return TensorProto.FLOAT
+    return TensorProto.BFLOAT16 if site.narrowest == TensorProto.BFLOAT16 else TensorProto.FLOAT
 
 
 def window(dtype: int) -> Window:

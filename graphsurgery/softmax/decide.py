@@ -7,9 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from onnx import TensorProto
-
-from graphsurgery.attention.masks import LOST, LOST_HALF
+from graphsurgery.attention.masks import lost_below
 from graphsurgery.attention.site import Refusal, Site
 from graphsurgery.errors import UsageError
 from graphsurgery.options import RewriteOptions
@@ -18,6 +16,7 @@ from graphsurgery.phi.collect import Evidence
 from graphsurgery.phi.statistics import SiteStatistics
 from graphsurgery.phi.window import Window, executing_dtype, window
 from graphsurgery.softmax.denominator import chunk_sizes
+from graphsurgery.softmax.emit import numpy_dtype
 from graphsurgery.softmax.plan import Denominator, SitePlan
 
 __all__ = ["decide", "denominator", "given_phi", "selection"]
@@ -25,6 +24,9 @@ __all__ = ["decide", "denominator", "given_phi", "selection"]
 _CHUNK_KEYS = 512
 _SMALLEST_CHUNK = 128
 _LARGEST_OFFSET = 8.0
+_LARGEST_PHI = 1e4
+_USUAL_VALUE = 4.0
+"""max|v| where nothing is known of the values."""
 
 
 def given_phi(options: RewriteOptions) -> float | None:
@@ -35,8 +37,10 @@ def given_phi(options: RewriteOptions) -> float | None:
         value = float(options.phi)
     except ValueError:
         return None
-    if not math.isfinite(value):
-        raise UsageError(f"--phi {options.phi} is not a finite number; give a number, auto or a table of calibrate")
+    if not abs(value) <= _LARGEST_PHI:
+        raise UsageError(
+            f"--phi {options.phi} is no score of an attention; give a number up to {_LARGEST_PHI:g}, auto or a table"
+        )
     return value
 
 
@@ -154,9 +158,8 @@ def _offset(plan: SitePlan, seen: SiteStatistics | None) -> float:
         return 0.0
     keys = plan.site.dims.keys
     count = keys if isinstance(keys, int) else 4096
-    needed = math.log(max(count, 1))
-    if seen is not None and seen.layer.rows:
-        needed += math.log(max(1.0, seen.layer.value_high)) - plan.window.upper
+    largest = seen.layer.value_high if seen is not None and seen.layer.rows else _USUAL_VALUE
+    needed = math.log(max(count, 1)) + math.log(max(1.0, largest)) - plan.window.upper
     return round(min(_LARGEST_OFFSET, max(0.0, needed)) * 8) / 8
 
 
@@ -171,27 +174,36 @@ def denominator(site: Site, options: RewriteOptions) -> tuple[Denominator, tuple
     if options.form == "sum":
         return Denominator(), ()
     sizes = chunk_sizes(keys, min(keys, options.chunks or max(2, -(-keys // _CHUNK_KEYS))))
-    even = len(set(sizes)) == 1 and site.rank is not None and site.rank >= 2
+    rows = _rows(site)
+    even = len(set(sizes)) == 1 and rows is not None
     if options.chunk_sum == "split" or (options.chunk_sum == "auto" and not even):
         return Denominator("split", sizes), ()
-    if even:
-        return Denominator("reshape", sizes), ()
+    if even and rows is not None:
+        return Denominator("reshape", sizes, rows), ()
     return Denominator("split", sizes), (f"{len(sizes)} chunks do not divide {keys} keys: split instead of reshape",)
 
 
 def _automatic(site: Site, keys: int) -> Denominator:
     """Chunks of about 512 keys where they divide the keys, one sum otherwise."""
-    if keys <= _CHUNK_KEYS or site.rank is None or site.rank < 2:
+    rows = _rows(site)
+    if keys <= _CHUNK_KEYS or rows is None:
         return Denominator()
     for chunks in range(-(-keys // _CHUNK_KEYS), keys // _SMALLEST_CHUNK + 1):
         if keys % chunks == 0:
-            return Denominator("reshape", (keys // chunks,) * chunks)
+            return Denominator("reshape", (keys // chunks,) * chunks, rows)
     return Denominator()
+
+
+def _rows(site: Site) -> int | None:
+    """Query rows in the second last axis of what is summed; None where a Reshape into chunks is not certain to fit."""
+    queries = site.dims.queries
+    fits = site.sum_after == 0 and site.sum_rank is not None and site.sum_rank >= 2
+    return queries if fits and isinstance(queries, int) else None
 
 
 def _hidden_rows(site: Site, seen: SiteStatistics | None) -> Refusal | None:
     """Rows hidden by a mask of about -10000, whose scores the original still told apart."""
-    lost = LOST_HALF if site.dtype == TensorProto.FLOAT16 else LOST
+    lost = lost_below(numpy_dtype(site.dtype).name)
     if seen is None or seen.layer.hidden == 0 or seen.layer.hidden_high < -lost:
         return None
     label, rows = site.softmax.name or site.id, seen.layer

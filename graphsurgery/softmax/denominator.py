@@ -11,7 +11,7 @@ from graphsurgery.softmax.plan import Denominator, SitePlan
 
 __all__ = ["chunk_sizes", "guard_denominator", "row_sum"]
 
-_LARGEST = 3.0e38
+_SMALLEST, _LARGEST = 1.2e-38, 3.0e38
 _TWO = 2
 
 
@@ -22,10 +22,10 @@ def chunk_sizes(keys: int, chunks: int) -> tuple[int, ...]:
     return (size,) * full + ((rest,) if rest else ())
 
 
-def row_sum(emit: Emitter, value: str, how: Denominator, rank: int | None, one_query: bool) -> str:
+def row_sum(emit: Emitter, value: str, how: Denominator, rank: int | None) -> str:
     """Sum over the last axis, [..., Q, K] -> [..., Q, 1]."""
     if how.form == "reshape" and how.chunks > 1 and rank is not None:
-        return _by_reshape(emit, value, how, rank, one_query)
+        return _by_reshape(emit, value, how, rank)
     if how.form == "split" and how.chunks > 1:
         parts = [emit.reduce("ReduceSum", part, -1, "chunk_sum") for part in emit.split(value, how.sizes, "chunk")]
         if len(parts) == _TWO:
@@ -34,13 +34,14 @@ def row_sum(emit: Emitter, value: str, how: Denominator, rank: int | None, one_q
     return emit.reduce("ReduceSum", value, -1, "sum")
 
 
-def _by_reshape(emit: Emitter, value: str, how: Denominator, rank: int, one_query: bool) -> str:
+def _by_reshape(emit: Emitter, value: str, how: Denominator, rank: int) -> str:
+    """All sizes are written out: a -1 beside a batch of 0 would have no answer."""
     kept = [0] * (rank - 2)
-    chunked = emit.reshape(value, [*kept, -1, how.sizes[0]], "chunks")
+    chunked = emit.reshape(value, [*kept, how.rows * how.chunks, how.sizes[0]], "chunks")
     sums = emit.reduce("ReduceSum", chunked, -1, "chunk_sums")
-    if one_query:
+    if how.rows == 1:
         return emit.reduce("ReduceSum", sums, -2, "sum")
-    rows = emit.reshape(sums, [*kept, -1, how.chunks], "chunk_rows")
+    rows = emit.reshape(sums, [*kept, how.rows, how.chunks], "chunk_rows")
     return emit.reduce("ReduceSum", rows, -1, "sum")
 
 
@@ -49,11 +50,15 @@ def guard_denominator(emit: Emitter, value: str, plan: SitePlan) -> str:
 
     In float16 their exponentials are exactly 0, so a positive floor under the sum gives 0 / floor = 0; above, the sum
     saturates instead of becoming Inf.  In float32 they are all e^-87 (uniform, as the original was for a finite
-    mask); behind an IsNaN guard such a row divides by the largest number instead, which gives 0.
+    mask); behind an IsNaN guard such a row divides by the largest number instead, which gives 0.  Without any key at
+    all (an empty cache) the sum is 0, and a floor gives 0 as well.
     """
     if plan.window.sum_limits is not None:
         return emit.clip(value, *plan.window.sum_limits, "sum_floor")
     if not (plan.site.guarded and plan.site.mask_fills & {"inf", "unknown"}):
-        return value
+        keys = plan.site.dims.keys
+        if isinstance(keys, int) and keys > 0:
+            return value
+        return emit.op("Max", value, emit.scalar(_SMALLEST, "smallest"), what="sum_of_keys")
     hidden = emit.op("Less", value, emit.scalar(plan.window.masked_below, "masked_below"), what="hidden_row")
     return emit.op("Where", hidden, emit.scalar(_LARGEST, "largest"), value, what="sum_or_largest")

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
+import ml_dtypes
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
 from graphsurgery.model.rewriter import Place, Rewriter
 
-__all__ = ["Emitter", "numpy_dtype"]
+__all__ = ["Emitter", "lowest", "numpy_dtype"]
 
-_CLIP_INPUTS, _SUM_INPUTS, _MAX_INPUTS, _SPLIT_INPUTS = 11, 13, 18, 13
+_CLIP_INPUTS, _CLIP_DOUBLE, _SUM_INPUTS, _MAX_INPUTS, _SPLIT_INPUTS = 11, 12, 13, 18, 13
 
 
 def numpy_dtype(dtype: int) -> np.dtype:
     """The numpy dtype of a TensorProto.DataType (bfloat16 from ml_dtypes)."""
     return np.dtype(helper.tensor_dtype_to_np_dtype(dtype))
+
+
+def lowest(dtype: np.dtype) -> float:
+    """The lowest finite number of a float dtype (ml_dtypes knows bfloat16 too)."""
+    info = cast("Any", ml_dtypes.finfo)(dtype)
+    return float(info.min)
 
 
 class Emitter:
@@ -52,7 +61,10 @@ class Emitter:
         return self.rewriter.add(self.place, op_type, inputs, f"{self.base}_{what}", outputs=outputs)
 
     def clip(self, value: str, low: float, high: float, what: str) -> str:
-        """Clip-6 (attributes) or Clip-11 and later (inputs)."""
+        """Clip-6 (attributes) or Clip-11 and later (inputs); Max and Min for float64, which runtimes lack before 12."""
+        if self.elem_type == TensorProto.DOUBLE and self.opset < _CLIP_DOUBLE:
+            above = self.op("Max", value, self.scalar(low, "clip_low"), what=f"{what}_low")
+            return self.op("Min", above, self.scalar(high, "clip_high"), what=what)
         if self.opset >= _CLIP_INPUTS:
             return self.op("Clip", value, self.scalar(low, "clip_low"), self.scalar(high, "clip_high"), what=what)
         return self.rewriter.add(self.place, "Clip", [value], f"{self.base}_{what}", min=float(low), max=float(high))

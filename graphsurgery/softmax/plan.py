@@ -19,6 +19,8 @@ class Denominator:
 
     form: Literal["sum", "reshape", "split"] = "sum"
     sizes: tuple[int, ...] = ()
+    rows: int = 1
+    """Query rows, where the chunks are made by Reshape."""
 
     @property
     def chunks(self) -> int:

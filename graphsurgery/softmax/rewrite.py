@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
 from graphsurgery.attention.operands import einsum_labels
 from graphsurgery.attention.site import Link, Site
 from graphsurgery.model.rewriter import Place, Rewriter
 from graphsurgery.model.shapes import Shapes
 from graphsurgery.softmax.denominator import guard_denominator, row_sum
-from graphsurgery.softmax.emit import Emitter
+from graphsurgery.softmax.emit import Emitter, lowest
 from graphsurgery.softmax.plan import SitePlan
 
 __all__ = ["SoftmaxRewriter"]
@@ -35,7 +35,7 @@ class SoftmaxRewriter:
 
     rewriter: Rewriter
     shapes: Shapes
-    _masks: dict[tuple[str, str, float, int], str] = field(default_factory=dict[tuple[str, str, float, int], str])
+    _masks: dict[tuple[int, str, float, int], str] = field(default_factory=dict[tuple[int, str, float, int], str])
 
     def write(self, plan: SitePlan) -> None:
         """Rewrite one site.
@@ -62,8 +62,7 @@ class SoftmaxRewriter:
         site = plan.site
         top = emit.reduce("ReduceMax", site.scores, -1, "row_max")
         if plan.window.sum_limits is not None or site.mask_fills & {"inf", "unknown"}:
-            lowest = -65504.0 if site.dtype == TensorProto.FLOAT16 else -3.0e38
-            top = emit.op("Max", top, emit.scalar(lowest, "lowest"), what="row_max_finite")
+            top = emit.op("Max", top, emit.scalar(lowest(emit.dtype), "lowest"), what="row_max_finite")
         if plan.offset:
             top = emit.op("Add", top, emit.scalar(plan.offset, "row_max_offset"), what="row_max_raised")
         return emit.op("Sub", site.scores, top, what="shift")
@@ -102,7 +101,7 @@ class SoftmaxRewriter:
         links = site.before[position:]
         add, operand = links[0].node, 1 - links[0].operand
         mask = add.input[operand]
-        key = (site.scope.id, mask, phi, site.dtype)
+        key = (id(site.scope), mask, phi, site.dtype)
         if key not in self._masks:
             above = site.scope.producers.get(mask)
             at = emit.at(Place(site.scope, above, after=above is not None), base=mask)
@@ -145,7 +144,7 @@ class SoftmaxRewriter:
         if site.product_dtype != site.dtype:
             total = behind.cast(total, site.product_dtype, "sum_cast")
         total = _align(behind, site, total)
-        if plan.window.sum_limits is not None and plan.phi is not None:
+        if plan.window.sum_limits is not None:
             greatest = plan.window.sum_limits[1]
             product = behind.clip(product, -greatest, greatest, "product_finite")
         if not self._needs_mean(plan):
@@ -165,8 +164,7 @@ class SoftmaxRewriter:
         return bool(fills & {"lowest", "large", "unknown"}) and not (site.guarded and fills & {"inf", "unknown"})
 
     def _sum(self, emit: Emitter, plan: SitePlan, value: str) -> str:
-        dims = plan.site.dims
-        total = row_sum(emit, value, plan.denominator, plan.site.rank, dims.queries == 1)
+        total = row_sum(emit, value, plan.denominator, plan.site.sum_rank)
         return guard_denominator(emit, total, plan)
 
     def _pass_through(self, site: Site, link: Link) -> str:
@@ -179,10 +177,10 @@ class SoftmaxRewriter:
             return new
         value, test = node.input[link.operand], scope.producers.get(node.input[0])
         self.rewriter.replace_uses(scope, node.output[0], value)
-        zero = node.input[1]
+        zero = next(name for name in node.input[1:] if name != value)
         self.rewriter.remove(scope, node)
-        if test is not None:
-            self.rewriter.remove_dead(scope, [test])
+        inner = scope.producers.get(test.input[0]) if test is not None and test.op_type == "Not" else None
+        self.rewriter.remove_dead(scope, [found for found in (test, inner) if found is not None])
         self._remove_constant(site, zero)
         return value
 
@@ -191,7 +189,7 @@ class SoftmaxRewriter:
     def _clean_up(self, site: Site) -> None:
         """Remove a subtraction of the row maximum that only served this Softmax."""
         for link in site.before:
-            if link.kind == "row-max":
+            if link.kind == "row-max" and site.scope.producers.get(link.node.output[0]) is link.node:
                 top = site.scope.producers.get(link.node.input[1])
                 self.rewriter.remove_dead(site.scope, [link.node, *([top] if top is not None else [])])
 
@@ -219,7 +217,7 @@ def _align(emit: Emitter, site: Site, total: str) -> str:
     labels = einsum_labels(site.pv) if site.pv.op_type == "Einsum" else None
     if labels is None:
         return total
-    probabilities, values, out = labels
+    probabilities, values, out = labels[site.operand], labels[1 - site.operand], labels[2]
     free = next(label for label in values if label not in probabilities)
     rows = probabilities[:-1] + free
     perm = [rows.index(label) for label in out]

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from graphsurgery.api import Data, Model, open_data, open_model
 from graphsurgery.data import Samples
 from graphsurgery.engines import Session
 from graphsurgery.engines import engine as engine_named
@@ -17,6 +16,7 @@ from graphsurgery.errors import UsageError
 from graphsurgery.model.files import SourceModel
 from graphsurgery.options import VerifyOptions
 from graphsurgery.progress import Progress, quiet
+from graphsurgery.sources import Data, Model, open_data, open_model
 from graphsurgery.verify.metrics import OutputMetrics, compare, merge
 from graphsurgery.verify.noise import noisy_twin
 from graphsurgery.verify.sites import paired_sites

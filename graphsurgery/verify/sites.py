@@ -84,7 +84,7 @@ class _Graft:
             inputs = [self.value(value) for value in node.input]
             copy = self.both.graph.node.add()
             copy.CopyFrom(node)
-            copy.name = f"{self.prefix}{node.name}"
+            copy.name = f"{self.prefix}{len(self.both.graph.node)}"
             del copy.input[:], copy.output[:]
             copy.input.extend(inputs)
             copy.output.extend(f"{self.prefix}{value}" for value in node.output)
