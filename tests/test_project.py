@@ -22,6 +22,7 @@ README = ROOT / "README.md"
 CHANGELOG = ROOT / "CHANGELOG.md"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FENCE = re.compile(r"^```(?:bash|sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PYTHON_FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FUTURE = "from __future__ import annotations\n"
 
@@ -82,10 +83,10 @@ def test_relative_links_resolve(document: Path) -> None:
 
 
 def shell_commands(markdown: str) -> list[str]:
-    """The lines of the shell blocks that call graphsurgery, continued lines joined, `# not run` ones left out."""
+    """The lines of the shell blocks that call graphsurgery, continued lines joined, those of make left out."""
     blocks = "\n".join(FENCE.findall(markdown)).replace("\\\n", " ")
     lines = [line.removeprefix("$ ").strip() for line in blocks.splitlines()]
-    return [line for line in lines if re.search(r"(^|\| *)graphsurgery ", line) and "# not run" not in line]
+    return [line for line in lines if re.search(r"(^|\| *)graphsurgery ", line) and not line.startswith("make ")]
 
 
 def run_shell_commands(commands: list[str], folder: Path) -> list[str]:
@@ -99,7 +100,7 @@ def run_shell_commands(commands: list[str], folder: Path) -> list[str]:
 
 def test_shell_commands_are_found_and_their_failure_is_seen(tmp_path: Path) -> None:
     markdown = (
-        "```bash\ngraphsurgery a \\\n  --b\ncat m | graphsurgery c\ngraphsurgery d # not run\nmake test\n```\n"
+        "```bash\ngraphsurgery a \\\n  --b\ncat m | graphsurgery c\nmake d | graphsurgery d\nmake test\n```\n"
         "```python\ngraphsurgery e\n```\n```console\n$ graphsurgery f\n```\n"
     )
     assert [" ".join(command.split()) for command in shell_commands(markdown)] == [
@@ -116,6 +117,21 @@ def test_readme_commands_run(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "fixtures", tmp_path / "fixtures")
     failures = run_shell_commands(commands, tmp_path)
     assert not failures, "\n".join(failures)
+
+
+def test_readme_python_runs(tmp_path: Path) -> None:
+    snippets = PYTHON_FENCE.findall(README.read_text(encoding="utf-8"))
+    assert snippets
+    shutil.copytree(ROOT / "fixtures", tmp_path / "fixtures")
+    for snippet in snippets:
+        done = run(sys.executable, "-W", "error", "-c", snippet, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        assert "verified on" in done.stdout
+    assert (tmp_path / "out.onnx").is_file()
+
+
+def test_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) < 75
 
 
 def test_wheel_holds_the_data_files(tmp_path: Path) -> None:
@@ -241,10 +257,8 @@ def test_lowest_refuses_what_has_no_lower_bound(
 
 STEP = """#!/bin/sh
 echo "step $1"
+[ "$1" = rewrite ] && printf '%s\\n' "a.onnx: 2 attentions" "written to out/a.onnx" >&2
 [ "$1" != "$FAILING" ] || exit 4
-[ "$1" != rewrite ] || echo '{"sites": [{"id": "main/a", "status": "left", "code": "window", "reason": "rows span 30"}],
-  "nodes": {"before": {"Add": 3}, "after": {"Add": 5}}, "verify": {"onnxruntime": {
-  "x": {"max_abs": 0.125, "floor_abs": 0.5}, "y": {"max_abs": 0.25, "floor_abs": 0.5}}}}' > out/report.json
 """
 
 
@@ -262,8 +276,10 @@ def test_demo_ends_with_the_status_of_a_failed_step(
     done = run(*command, cwd=tmp_path, env=os.environ | {"FAILING": failing})
     assert done.returncode == status
     assert re.findall(r"^step (\w+)$", done.stdout, re.MULTILINE) == steps
-    assert ("main/a  left (window: rows span 30)" in done.stdout) == (status == 0)
-    assert ("largest difference 0.25 in y; one rounding step gives 0.5" in done.stdout) == (status == 0)
+    assert done.stderr.count("written to out/a.onnx") == ("rewrite" in steps)
+    ends = "\n== summary\na.onnx: 2 attentions\nwritten to out/a.onnx\n"
+    assert done.stdout.endswith(ends) == (status == 0)
+    assert ("== summary" in done.stdout) == (status == 0)
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

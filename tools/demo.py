@@ -2,7 +2,8 @@
 
 usage: python tools/demo.py [--fixtures DIR] [--out DIR]
 
-Each step is the command line as a user types it.  A step that fails ends the demo with that step's exit status.
+Each step is the command line as a user types it; the summary is what rewrite said.  A step that fails ends the demo
+with that step's exit status.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ import json
 import shlex
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-__all__ = ["commands", "decoder", "main", "summary"]
+__all__ = ["commands", "decoder", "main"]
 
 
 def decoder(fixtures: Path) -> str:
@@ -44,27 +44,6 @@ def commands(fixtures: Path, name: str, out: Path) -> list[list[str]]:
     ]
 
 
-def summary(report: dict[str, Any], rewritten: Path) -> str:
-    """What the report says, in a few lines."""
-    status = Counter(site["status"] for site in report["sites"])
-    nodes = {when: sum(counts.values()) for when, counts in report["nodes"].items()}
-    lines = [f"attention sites  {len(report['sites'])}: " + ", ".join(f"{n} {s}" for s, n in sorted(status.items()))]
-    for site in report["sites"]:
-        phi: dict[str, Any] = site.get("phi") or {}
-        value: Any = phi.get("per_head", phi.get("value"))
-        reason = "" if site["status"] == "rewritten" else f" ({site['code']}: {site['reason']})"
-        form = f", form {site['form']}, guard {site['guard']}, phi {value}" if site.get("form") else ""
-        lines.append(f"  {site['id']}  {site['status']}{form}{reason}")
-    lines.append(f"nodes            {nodes['before']} before, {nodes['after']} after")
-    outputs: dict[str, dict[str, Any]] = report["verify"]["onnxruntime"]
-    worst = max(outputs, key=lambda output: outputs[output]["max_abs"])
-    largest, floor = outputs[worst]["max_abs"], outputs[worst]["floor_abs"]
-    lines.append(f"outputs          {len(outputs)} compared on onnxruntime")
-    lines.append(f"                 largest difference {largest:.2g} in {worst}; one rounding step gives {floor:.2g}")
-    lines.append(f"written          {rewritten}")
-    return "\n".join(lines)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the steps; the exit status of the first that fails, else 0."""
     parser = argparse.ArgumentParser(description="Run the main job on an exported decoder.")
@@ -74,14 +53,18 @@ def main(arguments: list[str] | None = None) -> int:
     name = decoder(options.fixtures)
     options.out.mkdir(parents=True, exist_ok=True)
     program = Path(sys.executable).with_name("graphsurgery")
+    said: list[str] = []
     for command in commands(options.fixtures, name, options.out):
         print("\n$ " + shlex.join(["graphsurgery", *command]), flush=True)
-        status = subprocess.run([program, *command], check=False).returncode
-        if status:
-            print(f"demo: {command[0]} ended with status {status}", file=sys.stderr)
-            return status
-    report = json.loads((options.out / "report.json").read_text(encoding="utf-8"))
-    print("\n== summary\n" + summary(report, options.out / name))
+        done = subprocess.run([program, *command], stderr=subprocess.PIPE, text=True, check=False)
+        sys.stderr.write(done.stderr)
+        sys.stderr.flush()
+        if done.returncode:
+            print(f"demo: {command[0]} ended with status {done.returncode}", file=sys.stderr)
+            return done.returncode
+        if command[0] == "rewrite":
+            said = done.stderr.splitlines()
+    print("\n== summary\n" + "\n".join(said))
     return 0
 
 
