@@ -139,7 +139,8 @@ def _rewritten(
     if source.raw is None and source.path is None:
         proto = ModelProto()
         proto.CopyFrom(source.proto)
-    index, shapes = ModelIndex(proto), Shapes()
+    index = ModelIndex(proto)
+    shapes = Shapes(index)
     model_entry, before = _model_entry(source), index.node_counts()
     rewriter = Rewriter(index)
     passes: list[PassResult] = []

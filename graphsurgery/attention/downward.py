@@ -18,7 +18,7 @@ from graphsurgery.model.index import Scope, is_standard
 from graphsurgery.model.shapes import Shape, Shapes
 from graphsurgery.model.values import attribute, constant_value, int_attribute, ints_attribute
 
-__all__ = ["ValuePath", "division_place", "find_value_product", "nan_guarded"]
+__all__ = ["ValuePath", "division_place", "find_value_product", "nan_tests"]
 
 _LONGEST = 16
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
@@ -202,8 +202,8 @@ def division_place(scope: Scope, path: ValuePath, rank: int | None, shapes: Shap
     """Whether the division may follow the value product, and behind how many links the row sum is to be taken.
 
     A Reshape between Softmax and the product is passed only where its last axis provably stays the last axis; the
-    sum is then taken behind it and so has the rows of the product.  What writes into the probabilities (a mask, a
-    factor, a Slice) must come behind the sum, and a Slice must cut the keys.
+    sum is then taken behind it and so has the rows of the product.  What changes the probabilities (a mask, a
+    factor, a Slice, a Cast) must come behind the sum, and a Slice must cut the keys.
     """
     if path.shared or path.product is None or any(link.kind not in _LATE for link in path.links):
         return False, 0
@@ -214,7 +214,7 @@ def division_place(scope: Scope, path: ValuePath, rank: int | None, shapes: Shap
     reshapes = [i for i, link in enumerate(path.links) if link.kind == "reshape"]
     if not reshapes:
         return True, 0
-    if any(link.kind in ("slice", "weight", "zero") for link in path.links[: reshapes[-1]]):
+    if any(link.kind in ("slice", "weight", "zero", "cast") for link in path.links[: reshapes[-1]]):
         return False, 0
     for i in reshapes:
         node = path.links[i].node
@@ -235,16 +235,34 @@ def _cuts_keys(scope: Scope, node: NodeProto, shapes: Shapes) -> bool:
     return axes is not None and len(axes) == 1 and (axes[0] == -1 or (rank is not None and axes[0] == rank - 1))
 
 
-def nan_guarded(scope: Scope, softmax: NodeProto, path: ValuePath) -> bool:
-    """Whether an IsNaN reads the probabilities, what a link makes of them, or the value product.
+def nan_tests(scope: Scope, softmax: NodeProto, path: ValuePath) -> tuple[bool, NodeProto | None]:
+    """Whether an IsNaN reads the probabilities or the value product, and one whose answer does more than guard.
 
-    Exporters write the guard in several spellings and places; whichever it is, it stands for: a row without any
-    visible key gives 0.
+    Exporters write the guard (IsNaN > Where(nan, 0, p)) in several spellings and places; whichever it is, it stands
+    for: a row without any visible key gives 0.
     """
     values = [softmax.output[0], *(link.node.output[0] for link in path.links)]
     if path.product is not None:
         values.append(path.product.output[0])
-    return any(node.op_type == "IsNaN" for value in values for node in scope.readers(value))
+    found: list[NodeProto] = []
+    for value in values:
+        for node in scope.readers(value):
+            nodes = scope.readers(node.output[0]) if node.op_type in ("Identity", "Cast") else [node]
+            found += [test for test in nodes if test.op_type == "IsNaN"]
+    return bool(found), next((test for test in found if not _only_guards(scope, test.output[0])), None)
+
+
+def _only_guards(scope: Scope, value: str) -> bool:
+    """Whether a truth value only chooses between a number and 0."""
+    if scope.read_elsewhere(value):
+        return False
+    for node in scope.readers(value):
+        if node.op_type == "Not":
+            if not _only_guards(scope, node.output[0]):
+                return False
+        elif node.op_type != "Where" or not any(_is_zero(scope, name) for name in node.input[1:]):
+            return False
+    return True
 
 
 def _keeps_last(scope: Scope, node: NodeProto, before: Shape | None, after: Shape | None, shapes: Shapes) -> bool:

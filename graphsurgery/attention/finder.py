@@ -8,11 +8,11 @@ no attention, with the place where the search ended.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onnx import NodeProto, TensorProto, helper
 
-from graphsurgery.attention.downward import FLOATS, ValuePath, division_place, find_value_product, nan_guarded
+from graphsurgery.attention.downward import FLOATS, ValuePath, division_place, find_value_product, nan_tests
 from graphsurgery.attention.masks import mask_fills
 from graphsurgery.attention.operands import key_group
 from graphsurgery.attention.site import Dims, Link, NotAttention, Refusal, RefusedSite, Site
@@ -106,6 +106,8 @@ def _examine(found: _Collector, label: str, scope: Scope, softmax: NodeProto, sh
         return
     refusal = _refusal(scope, softmax, up, down, shapes)
     dims = _dims(scope, softmax, down.product, down.operand, shapes)
+    if dims.keys is None and not any(link.kind == "sink" for link in up.links):
+        dims = replace(dims, keys=_value_rows(scope, down, shapes))
     if refusal is not None:
         qk, pv = _label(up.product), _label(down.product)
         found.refused.append(RefusedSite(label, scope, softmax, chain, refusal, qk, pv, dims))
@@ -130,6 +132,7 @@ def _refusal(scope: Scope, softmax: NodeProto, up: ScorePath, down: ValuePath, s
         or _split(scope, up, down, shapes)
         or _axis(scope, softmax, shapes)
         or _types(scope, softmax, down, shapes)
+        or _nan_observed(scope, softmax, down)
     )
 
 
@@ -164,6 +167,15 @@ def _split(scope: Scope, up: ScorePath, down: ValuePath, shapes: Shapes) -> Refu
             )
             return Refusal("split-scores", reason, name, {"parts": len(link.node.output)})
     return None
+
+
+def _nan_observed(scope: Scope, softmax: NodeProto, down: ValuePath) -> Refusal | None:
+    """The unified form has no NaN: who asks for one for another purpose than a guard would get another answer."""
+    test = nan_tests(scope, softmax, down)[1]
+    if test is None:
+        return None
+    name = _label(test)
+    return Refusal("nan-observed", f"the answer of {name} (IsNaN of the probabilities) does more than guard them", name)
 
 
 def _cuts_last(scope: Scope, node: NodeProto, shapes: Shapes) -> bool:
@@ -219,9 +231,14 @@ def _dims(scope: Scope, softmax: NodeProto, pv: NodeProto, operand: int, shapes:
     keys, queries = scores[-1], scores[-2] if len(scores) > 1 else 1
     heads = scores[-3] if len(scores) > 2 else 1
     batch = scores[-4] if len(scores) > 3 else 1
-    if keys is None and values is not None and len(values) > 1 and pv.op_type == "MatMul":
-        keys = values[-2]
     return Dims(batch, heads, queries, keys, head_size, group)
+
+
+def _value_rows(scope: Scope, down: ValuePath, shapes: Shapes) -> Dim:
+    """The keys as the values count them; sink columns have none."""
+    product = down.product
+    values = shapes.shape(scope, product.input[1]) if product is not None and product.op_type == "MatMul" else None
+    return values[-2] if down.operand == 0 and values is not None and len(values) > 1 else None
 
 
 def _site(
@@ -256,7 +273,7 @@ def _site(
         sum_after=sum_after,
         rank=rank,
         sum_rank=shapes.rank(scope, down.links[sum_after - 1].node.output[0]) if sum_after else rank,
-        guarded=nan_guarded(scope, softmax, down),
+        guarded=nan_tests(scope, softmax, down)[0],
         mask_fills=mask_fills(scope, up.links),
     )
 

@@ -212,7 +212,7 @@ def _dtype_rule(scope: Scope, node: NodeProto, name: str) -> tuple[int | None, s
         return (TensorProto.FLOAT if attribute(node, "value") is None else None), None
     if op in _OWN_TYPE or not is_standard(node) or not node.input:
         return None, None
-    if op in _ONE_TYPE:
+    if op in _ONE_TYPE and scope.kind != "function":
         # An operand that states its type ends the walk; the first one may hang on a long chain.
         for value in node.input:
             if value in scope.initializers or value in scope.inputs:

@@ -222,6 +222,11 @@ def _mask_notes(site: Site, limits: Window) -> tuple[str, ...]:
             "a row whose keys are all hidden by the mask of about -10000 would become uniform; the original takes the "
             "softmax of the scores below the mask (--guard exact does so too)"
         )
+    if site.guarded and "unknown" in site.mask_fills:
+        notes.append(
+            "a row whose keys are all hidden gives 0, as behind the IsNaN guard for -Inf; if the mask writes another "
+            "number, the original gave a uniform row (--guard exact tells them apart)"
+        )
     early = not (site.late_division and site.pv.op_type == "MatMul")
     if limits.sum_limits is not None and early and site.mask_fills & {"lowest", "unknown"}:
         notes.append(
