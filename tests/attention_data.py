@@ -74,7 +74,10 @@ def hostile(spec: AttentionSpec, data: Data) -> Data:
     grown = min(grown, 20000.0 / max(float(np.abs(raw).max()), 1.0)) if spec.narrowest == "float16" else grown
     grown = min(grown, 20000.0 / max(float(np.abs(data.query).max()), 1e-3))
     hidden = data.hidden.copy()
-    if hidden.size and spec.mask_source != "constant":
+    # Below the lowest float16 engines differ: -inf, or a number that they keep in float32.
+    added = spec.mask_dtype == "float16" and not spec.mask.startswith("where")
+    rounded = spec.fill == "lowest" and (added or spec.softmax_dtype == "float16" != spec.mask_dtype)
+    if hidden.size and spec.mask_source != "constant" and not rounded:
         hidden[(*(int(rng.integers(n)) for n in hidden.shape[:-1]),)] = True
     return replace(data, query=_rounded(data.query * grown, spec.dtype), hidden=hidden)
 

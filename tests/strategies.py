@@ -212,9 +212,9 @@ def _may_hide_rows(mask: str, fill: str, fields: dict[str, object]) -> bool:
 
 
 def _ends(draw: st.DrawFn, fields: dict[str, object]) -> dict[str, object]:
-    main = fields["place"] == "main"
+    rare = draw(st.integers(0, 3)) == 3
     return {
-        "shared": _pick(draw, (False, True), main and draw(st.integers(0, 3)) == 3),
+        "shared": _pick(draw, (False, True), rare and fields["place"] == "main"),
         "tail": draw(st.booleans()),
         "types": _pick(draw, ("interface", "all", "symbolic")),
     }
@@ -226,5 +226,15 @@ def per_head_specs(draw: st.DrawFn) -> AttentionSpec:
     spec = draw(attention_specs(masks=("two-adds",), places=("main", "if"), long=False))
     offset = draw(st.sampled_from((12.0, 15.0) if spec.narrowest == "float16" else (75.0, 110.0)))
     rank = 4 if spec.rank == 2 else spec.rank
-    # A sink column is the same for all heads and draws their row maxima together.
-    return replace(spec, rank=rank, heads=draw(st.integers(2, 4)), group=1, sink=False, types="all", head_offset=offset)
+    return replace(
+        spec,
+        rank=rank,
+        heads=draw(st.integers(2, 4)),
+        group=1,
+        # Every head has to have a visible row.
+        hidden_row=spec.hidden_row and spec.queries > 1 and "Q" in spec.mask_shape,
+        # A sink column is the same for all heads and draws their row maxima together.
+        sink=False,
+        types="all",
+        head_offset=offset,
+    )

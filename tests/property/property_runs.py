@@ -86,7 +86,8 @@ def supported(spec: AttentionSpec, options: RewriteOptions) -> bool:
     sink_uncounted = spec.sink and options.form != "sum" and (spec.types != "all" or spec.place == "function")
     sum_behind_cast = spec.reshape == "product" and spec.softmax_dtype != spec.dtype
     rank_before = options.form != "sum" and spec.reshape in ("softmax", "product")
-    # Rows hidden by -10000 are left to the guard `exact`, see `test_rows_hidden_by_a_large_number_are_left`.
-    left = spec.hidden_row and spec.fill == "-10000" and options.guard == "clip"
+    # Such rows are left to the guard `exact`, see `test_rows_hidden_by_a_large_number_are_left`.
+    large = spec.fill == "-10000" or (spec.fill == "lowest" and spec.mask_dtype == "float16" != spec.softmax_dtype)
+    left = spec.hidden_row and large and options.guard == "clip"
     gaps = (left, function_type, lowest_lost, zero_for_uniform, sink_uncounted, sum_behind_cast, rank_before)
     return not any(gaps)
