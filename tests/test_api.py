@@ -174,7 +174,7 @@ def test_a_number_outside_of_the_evidence_is_left() -> None:
 
 @pytest.mark.parametrize("phi", ["inf", "nan", "-inf"])
 def test_a_phi_that_is_not_finite(phi: str) -> None:
-    with pytest.raises(UsageError, match=f"--phi {phi} is not a finite number"):
+    with pytest.raises(UsageError, match=f"--phi {phi} is no score of an attention"):
         graphsurgery.rewrite(model(), options=RewriteOptions(phi=phi))
 
 
@@ -193,7 +193,6 @@ def test_a_table_for_phi(tmp_path: Path) -> None:
         graphsurgery.rewrite(model(), options=RewriteOptions(phi=str(tmp_path / "none.json")))
 
 
-@pytest.mark.xfail(strict=True, raises=(TypeError, AssertionError), reason="statistics of a table are not checked")
 @pytest.mark.parametrize("value", ["high", float("nan")])
 def test_a_table_with_damaged_numbers(tmp_path: Path, value: object) -> None:
     document = json.loads(graphsurgery.calibrate(model(), data=feeds()).to_json())

@@ -106,8 +106,9 @@ def _examine(found: _Collector, label: str, scope: Scope, softmax: NodeProto, sh
         return
     refusal = _refusal(scope, softmax, up, down, shapes)
     dims = _dims(scope, softmax, down.product, down.operand, shapes)
-    if dims.keys is None and not any(link.kind == "sink" for link in up.links):
-        dims = replace(dims, keys=_value_rows(scope, down, shapes))
+    counted = _value_rows(scope, down, shapes) if dims.keys is None else None
+    if isinstance(counted, str) or not any(link.kind == "sink" for link in up.links):
+        dims = replace(dims, keys=dims.keys or counted)
     if refusal is not None:
         qk, pv = _label(up.product), _label(down.product)
         found.refused.append(RefusedSite(label, scope, softmax, chain, refusal, qk, pv, dims))
@@ -224,7 +225,10 @@ def _types(scope: Scope, softmax: NodeProto, down: ValuePath, shapes: Shapes) ->
 def _dims(scope: Scope, softmax: NodeProto, pv: NodeProto, operand: int, shapes: Shapes) -> Dims:
     scores = shapes.shape(scope, softmax.input[0]) or shapes.shape(scope, softmax.output[0])
     values = shapes.shape(scope, pv.input[1 - operand])
-    head_size: Dim = values[-1] if values else None
+    turned = operand == 1 and pv.op_type == "MatMul"
+    head_size: Dim = None
+    if values:
+        head_size = values[-2] if turned and len(values) > 1 else values[-1]
     group = key_group(scope, pv.input[1 - operand], shapes)
     if scores is None or not scores:
         return Dims(head_size=head_size, group=group)

@@ -43,11 +43,11 @@ class RowStatistics:
     def of(cls, rows: np.ndarray, largest_value: float, hidden: float = HIDDEN) -> RowStatistics:
         """From observed rows [N, 4]: maximum, log-sum-exp, visible keys, least visible score.
 
-        A row whose maximum is at most `hidden` sees no key.  Rows that are not finite (a score of +Inf, for which
-        the original gives NaN) say nothing and are left out.
+        A row whose maximum is at most `hidden` sees no key.  Rows with +Inf or NaN (for which the original gives NaN)
+        say nothing and are left out.
         """
         rows = rows.astype(np.float64)
-        rows = rows[np.isfinite(rows).all(axis=1)]
+        rows = rows[(rows < _INF).all(axis=1)]
         seen = rows[rows[:, 0] > hidden]
         one = seen[:, 2] <= 1
         return cls(
@@ -89,7 +89,8 @@ class RowStatistics:
         """The inverse of `to_json`."""
         empty = asdict(cls())
         for key, value in entry.items():
-            if value is not None and (isinstance(value, bool) or not np.isfinite(np.float64(value))):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (number and np.isfinite(value)):
                 raise ValueError(f"{key} is {value!r}, not a finite number")
         return cls(**{key: empty[key] if value is None else value for key, value in entry.items()})  # type: ignore[arg-type]
 

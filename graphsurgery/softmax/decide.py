@@ -175,10 +175,10 @@ def denominator(site: Site, options: RewriteOptions) -> tuple[Denominator, tuple
         return Denominator(), ()
     sizes = chunk_sizes(keys, min(keys, options.chunks or max(2, -(-keys // _CHUNK_KEYS))))
     rows = _rows(site)
-    even = len(set(sizes)) == 1 and rows is not None
+    even = len(set(sizes)) == 1 and _stands_in_rows(site) and (rows is not None or options.chunk_sum == "reshape")
     if options.chunk_sum == "split" or (options.chunk_sum == "auto" and not even):
         return Denominator("split", sizes), ()
-    if even and rows is not None:
+    if even:
         return Denominator("reshape", sizes, rows), ()
     return Denominator("split", sizes), (f"{len(sizes)} chunks do not divide {keys} keys: split instead of reshape",)
 
@@ -197,8 +197,11 @@ def _automatic(site: Site, keys: int) -> Denominator:
 def _rows(site: Site) -> int | None:
     """Query rows in the second last axis of what is summed; None where a Reshape into chunks is not certain to fit."""
     queries = site.dims.queries
-    fits = site.sum_after == 0 and site.sum_rank is not None and site.sum_rank >= 2
-    return queries if fits and isinstance(queries, int) else None
+    return queries if _stands_in_rows(site) and isinstance(queries, int) else None
+
+
+def _stands_in_rows(site: Site) -> bool:
+    return site.sum_after == 0 and site.sum_rank is not None and site.sum_rank >= 2
 
 
 def _hidden_rows(site: Site, seen: SiteStatistics | None) -> Refusal | None:

@@ -35,13 +35,13 @@ def row_sum(emit: Emitter, value: str, how: Denominator, rank: int | None) -> st
 
 
 def _by_reshape(emit: Emitter, value: str, how: Denominator, rank: int) -> str:
-    """All sizes are written out: a -1 beside a batch of 0 would have no answer."""
+    """Sizes are written out where they are known: a -1 beside a batch of 0 would have no answer."""
     kept = [0] * (rank - 2)
-    chunked = emit.reshape(value, [*kept, how.rows * how.chunks, how.sizes[0]], "chunks")
+    chunked = emit.reshape(value, [*kept, -1 if how.rows is None else how.rows * how.chunks, how.sizes[0]], "chunks")
     sums = emit.reduce("ReduceSum", chunked, -1, "chunk_sums")
     if how.rows == 1:
         return emit.reduce("ReduceSum", sums, -2, "sum")
-    rows = emit.reshape(sums, [*kept, how.rows, how.chunks], "chunk_rows")
+    rows = emit.reshape(sums, [*kept, -1 if how.rows is None else how.rows, how.chunks], "chunk_rows")
     return emit.reduce("ReduceSum", rows, -1, "sum")
 
 

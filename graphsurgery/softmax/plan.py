@@ -19,8 +19,8 @@ class Denominator:
 
     form: Literal["sum", "reshape", "split"] = "sum"
     sizes: tuple[int, ...] = ()
-    rows: int = 1
-    """Query rows, where the chunks are made by Reshape."""
+    rows: int | None = None
+    """Query rows, where the chunks are made by Reshape; None where they are not known."""
 
     @property
     def chunks(self) -> int:

@@ -251,7 +251,6 @@ def test_scales_that_are_no_constants() -> None:
         assert links(site) == "scale |"
 
 
-@pytest.mark.xfail(strict=True, reason="the probabilities are looked for as the first factor of an Einsum only")
 def test_einsum_with_the_values_first() -> None:
     inputs = "float[2, 8, 4, 16] q, float[2, 8, 4, 16] k, float[2, 8, 4, 16] v"
     body = """a = Einsum<equation = "bqhd,bkhd->bhqk">(q, k)  p = Softmax(a)
@@ -268,7 +267,6 @@ def test_a_product_of_transposed_probabilities() -> None:
     assert (site.chain, links(site), site.late_division) == ("MatMul>Softmax>Transpose>MatMul", "| transpose", False)
 
 
-@pytest.mark.xfail(strict=True, reason="the second factor is taken for the values although the first one holds them")
 def test_the_values_of_a_product_of_transposed_probabilities() -> None:
     site = the_site(TURNED, outputs="float[B, 4, 16, S] y")
     assert (site.values, site.dims.head_size) == ("vt", 16)

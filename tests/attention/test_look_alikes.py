@@ -40,7 +40,7 @@ LOOK_ALIKES = {
         """h = Add(x, v)  e = Tanh(h)  [energy] s = MatMul(e, learned)  a = Transpose<perm = [0, 2, 1]>(s)
         p = Softmax(a)  y = MatMul(p, v)""",
         "?>Softmax>MatMul",
-        r"the scores come from Transpose \(Transpose\), not from a product",
+        "the scores come from energy, a product with a weight",
     ),
     "last_layer": (
         "k = Transpose<perm = [0, 2, 1]>(v)  a = MatMul(x, k)  y = Softmax(a)",

@@ -142,7 +142,7 @@ WRONG = [
     (
         "state",
         np.full((2, 4), np.inf, np.float32),
-        "input 'state' holds an infinite value, first at index [0, 0]; only",
+        "input 'state' holds +Inf, first at index [0, 0]; a mask hides",
     ),
     ("attention_mask", np.full((2, 3), np.nan, np.float32), "input 'attention_mask' holds NaN"),
     ("state", np.array([["a"] * 4] * 2), "input 'state' is <U1, the model takes float32[batch,4]; save it again"),

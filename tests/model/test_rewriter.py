@@ -233,9 +233,6 @@ def test_rename_output_frees_the_name_for_another_producer() -> None:
     assert_index_true(rewriter)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="commit passes by a scope in which outputs were renamed and nothing else changed"
-)
 def test_a_name_that_nobody_takes_over_loses_its_declared_type() -> None:
     proto = model()
     main, rewriter = start(proto)
