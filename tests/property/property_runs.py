@@ -75,19 +75,10 @@ def declared_differences(case: Case, result: RewriteResult) -> dict[str, np.ndar
 
 
 def supported(spec: AttentionSpec, options: RewriteOptions) -> bool:
-    """Not one of the gaps that `test_known_gaps` lists."""
-    function_type = spec.place == "function" and (
-        spec.dtype != "float32" or (spec.cast == "early" and spec.mask_source == "input")
-    )
-    narrow = spec.narrowest == "float16" and spec.softmax_dtype == "float32"
-    lowest = spec.fill == "lowest" and spec.mask != "none"
-    lowest_lost = options.guard == "exact" and lowest and (narrow or spec.guard)
-    zero_for_uniform = spec.guard and spec.mask_source == "input" and spec.hidden_row and lowest
-    sink_uncounted = spec.sink and options.form != "sum" and (spec.types != "all" or spec.place == "function")
-    sum_behind_cast = spec.reshape == "product" and spec.softmax_dtype != spec.dtype
-    rank_before = options.form != "sum" and spec.reshape in ("softmax", "product")
+    """Whether the site is to be rewritten, and is no gap that `test_pinned_graphs` lists."""
+    if options.guard == "exact" or not spec.hidden_row:
+        return True
     # Such rows are left to the guard `exact`, see `test_rows_hidden_by_a_large_number_are_left`.
     large = spec.fill == "-10000" or (spec.fill == "lowest" and spec.mask_dtype == "float16" != spec.softmax_dtype)
-    left = spec.hidden_row and large and options.guard == "clip"
-    gaps = (left, function_type, lowest_lost, zero_for_uniform, sink_uncounted, sum_behind_cast, rank_before)
-    return not any(gaps)
+    zero_for_uniform = spec.guard and spec.mask_source == "input" and spec.fill == "lowest"
+    return not (large or zero_for_uniform)

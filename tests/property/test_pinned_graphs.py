@@ -1,6 +1,6 @@
-"""Graphs that the rewrite does not get right: each test here fails until it does.
+"""Single graphs that a rewrite is easily wrong on, and what it does not get right yet (those fail until it does).
 
-`property_runs.supported` keeps these out of the generated graphs; a test that passes leaves both places.
+`property_runs.supported` keeps the latter out of the generated graphs.
 """
 
 from __future__ import annotations
@@ -29,25 +29,21 @@ def _check(spec: AttentionSpec, options: RewriteOptions) -> None:
     check_answer(run(result.model, case.feeds), case.expected, spec.narrowest, declared_differences(case, result))
 
 
-@pytest.mark.xfail(strict=True, reason="a function whose callers pass another type is taken to be float32")
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 @pytest.mark.parametrize("guard", ["clip", "exact"])
 def test_function_called_with_other_types(dtype: str, guard: str) -> None:
     _check(AttentionSpec(dtype=dtype, place="function"), RewriteOptions(guard=guard))  # type: ignore[arg-type]
 
 
-@pytest.mark.xfail(strict=True, reason="an Add of an untyped function input hides the type that a Cast states")
 def test_function_whose_mask_input_has_no_type() -> None:
     _check(AttentionSpec(cast="early", mask="add", mask_source="input", place="function"), RewriteOptions())
 
 
-@pytest.mark.xfail(strict=True, reason="the row maximum is raised to -3e38, above the lowest float32 of the mask")
 def test_row_maximum_of_a_row_of_the_lowest_float32_executed_in_float16() -> None:
     spec = AttentionSpec(seed=2, dtype="float16", cast="early", mask="where", fill="lowest", hidden_row=True)
     _check(spec, ROW_MAX)
 
 
-@pytest.mark.xfail(strict=True, reason="the row maximum is raised to -3e38, above the lowest float32 of the mask")
 def test_row_maximum_of_a_row_of_the_lowest_float32_behind_a_guard() -> None:
     _check(replace(HIDDEN_BY_LOWEST, mask_source="input"), ROW_MAX)
 
@@ -57,25 +53,21 @@ def test_clipped_row_of_the_lowest_float32_behind_a_guard() -> None:
     _check(replace(HIDDEN_BY_LOWEST, mask_source="input"), RewriteOptions())
 
 
-@pytest.mark.xfail(strict=True, reason="the keys are counted on the values, without the sink column")
 @pytest.mark.parametrize("chunk_sum", ["reshape", "split"])
 def test_chunks_count_the_sink_column(chunk_sum: str) -> None:
     _check(SINK, RewriteOptions(form="chunks", chunks=2, chunk_sum=chunk_sum))  # type: ignore[arg-type]
 
 
-@pytest.mark.xfail(strict=True, reason="a sum behind a Cast and a Reshape has limits of the type before the Cast")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_sum_behind_a_cast_and_a_reshape(dtype: str) -> None:
     _check(AttentionSpec(dtype=dtype, cast="late", reshape="product"), RewriteOptions())
 
 
-@pytest.mark.xfail(strict=True, reason="a scale computed from Shape hides the shape of the scores")
 def test_chunks_below_a_scale_computed_from_the_shape() -> None:
     case = build(AttentionSpec(keys=6, scale="mul", scale_source="computed"))
     assert rewritten(case, TWO_CHUNKS).report["sites"][0]["chunks"] == 2
 
 
-@pytest.mark.xfail(strict=True, reason="chunks behind a Reshape are laid out with the rank in front of it")
 @pytest.mark.parametrize("spec", [BEHIND, replace(BEHIND, einsum_pv=True), replace(BEHIND, reshape="product")])
 def test_chunks_behind_a_reshape(spec: AttentionSpec) -> None:
     _check(spec, TWO_CHUNKS)
