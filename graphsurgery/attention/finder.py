@@ -227,8 +227,8 @@ def _dims(scope: Scope, softmax: NodeProto, pv: NodeProto, operand: int, shapes:
     values = shapes.shape(scope, pv.input[1 - operand])
     turned = operand == 1 and pv.op_type == "MatMul"
     head_size: Dim = None
-    if values:
-        head_size = values[-2] if turned and len(values) > 1 else values[-1]
+    if values is not None and len(values) > 1:
+        head_size = values[-2] if turned else values[-1]
     group = key_group(scope, pv.input[1 - operand], shapes)
     if scores is None or not scores:
         return Dims(head_size=head_size, group=group)

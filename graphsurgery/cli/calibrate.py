@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from graphsurgery.cli.args import ModelArgument, QuietFlag, RequiredData, RequiredOutput
-from graphsurgery.cli.output import check_writable, progress, say, warn_synthetic
+from graphsurgery.cli.output import check_apart, check_writable, files_of, progress, say, warn_synthetic
 from graphsurgery.errors import NothingRewrittenError
 from graphsurgery.options import CalibrateOptions
 
@@ -36,8 +36,11 @@ def calibrate(
     from graphsurgery import api
     from graphsurgery.model.atomic import write_text_atomically
 
+    check_apart(output, (model, *data))
     check_writable(output)
-    table = api.calibrate(model, data=data, options=options, progress=progress(quiet))
+    source = api.open_model(model)
+    check_apart(output, files_of(source))
+    table = api.calibrate(source, data=data, options=options, progress=progress(quiet))
     evidence = table.evidence
     if not evidence.sites and not evidence.unseen:
         raise NothingRewrittenError(

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from graphsurgery.errors import UsageError
 from graphsurgery.progress import Progress, quiet
+
+if TYPE_CHECKING:
+    from graphsurgery.model.files import SourceModel
 
 __all__ = [
     "PlainProgress",
     "RichProgress",
     "Table",
+    "check_apart",
     "check_writable",
+    "files_of",
     "progress",
     "say",
     "show_table",
@@ -97,6 +104,29 @@ def check_writable(target: str | None) -> None:
         return
     with suppress(_TrialError), atomic_file(target):
         raise _TrialError
+
+
+def check_apart(target: str | None, others: Iterable[str | Path | None]) -> None:
+    """Raise UsageError where a file to write is one of the files that the command reads or writes otherwise."""
+    if target is None or target == "-" or _is_special(target):
+        return
+    for other in others:
+        if other is not None and str(other) != "-" and os.path.realpath(other) == os.path.realpath(target):
+            raise UsageError(f"cannot write {target}: it is also {other} of this command; choose another name")
+
+
+def files_of(model: SourceModel) -> list[Path]:
+    """The file of a model and its data files."""
+    from graphsurgery.model.external import external_tensors
+
+    folder = model.folder
+    names = {
+        entry.value
+        for tensor in external_tensors(model.proto)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return [*([model.path] if model.path else []), *(folder / name for name in sorted(names) if folder is not None)]
 
 
 class Table:

@@ -6,7 +6,6 @@ import json
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -14,7 +13,7 @@ from cyclopts.validators import Number
 
 from graphsurgery.cli.args import DataOption, ModelArgument, OutputOption, QuietFlag
 from graphsurgery.cli.outcome import already_done, phi_is_number, remedies, verified
-from graphsurgery.cli.output import check_writable, progress, say, warn_synthetic
+from graphsurgery.cli.output import check_apart, check_writable, files_of, progress, say, warn_synthetic
 from graphsurgery.errors import NothingRewrittenError, UsageError, VerificationError
 from graphsurgery.options import External, RewriteOptions
 
@@ -133,16 +132,14 @@ class _Order:
             )
 
     def _check_outputs(self) -> None:
+        if self.written == self.report == "-":
+            raise UsageError("-o and --report both write -; give them different names")
+        check_apart(self.report, (self.model, self.written, self.options.phi, *self.data))
+        check_apart(self.written, (self.options.phi, *self.data))
         if self.written is None:
             return
         if self.written == "-" and sys.stdout.isatty():
             raise UsageError("-o - writes a binary model to the terminal; redirect stdout, or give a file")
-        if self.report is not None and _same_file(self.report, self.written):
-            raise UsageError(f"-o and --report both write {self.written}; give them different names")
-
-
-def _same_file(first: str, second: str) -> bool:
-    return first == second or ("-" not in (first, second) and Path(first).absolute() == Path(second).absolute())
 
 
 class _Job:
@@ -154,6 +151,7 @@ class _Job:
         self._options = order.options
         self._progress = progress(order.quiet)
         self._source = open_model(order.model)
+        check_apart(order.report, files_of(self._source))
         self._calibration = samples = open_data(order.data or None, self._source)
         self._held_out: Samples | None = None
         if samples is not None and order.verifies:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from graphsurgery.data import Samples
-from graphsurgery.engines import Session
+from graphsurgery.engines import EngineError, Session
 from graphsurgery.engines import engine as engine_named
-from graphsurgery.errors import UsageError
+from graphsurgery.errors import UsageError, VerificationError
 from graphsurgery.model.files import SourceModel
 from graphsurgery.options import VerifyOptions
 from graphsurgery.progress import Progress, quiet
@@ -118,7 +118,8 @@ def verify(
 
     Strict on names, order, shapes, element types and finiteness; then within the tolerance of the element type, or
     within four times the noise floor.  Sites are compared on equal inputs with the absolute tolerance scaled by the
-    site's largest output.  Raises UsageError for unusable models or data, EngineError where a model does not run.
+    site's largest output.  Raises UsageError for unusable models or data, EngineError where a model does
+    not run, VerificationError where only `a` loads.
     """
     options = options or VerifyOptions()
     first, second = open_model(a), open_model(b)
@@ -127,7 +128,11 @@ def verify(
         raise UsageError("verify needs data; give --data DIR")
     _check_names(first, second)
     runner = _Runner(engine)
-    sessions = {"a": runner.open(first.proto, first), "b": runner.open(second.proto, second)}
+    sessions = {"a": runner.open(first.proto, first)}
+    try:
+        sessions["b"] = runner.open(second.proto, second)
+    except EngineError as error:
+        raise VerificationError(f"{second.label} does not load where {first.label} does: {error}") from error
     twin = noisy_twin(first.proto)
     if twin is not None:
         sessions["noise"] = runner.open(twin, first)

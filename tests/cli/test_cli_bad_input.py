@@ -149,7 +149,7 @@ USAGE: dict[str, tuple[list[object], str]] = {
     ),
     "extra": (["rewrite", "M", "N", "-o", "OUT"], "unexpected argument 'N'"),
     "verify-without-data": (["rewrite", "M", "-o", "OUT", "--verify"], "--data DIR"),
-    "same-file": (["rewrite", "M", "-o", "OUT", "--guard", "exact", "--report", "OUT"], "different names"),
+    "same-file": (["rewrite", "M", "-o", "OUT", "--guard", "exact", "--report", "OUT"], "choose another name"),
     "phi": (["rewrite", "M", "-o", "OUT", "--phi", "nan"], "--phi nan"),
     "no-table": (["rewrite", "M", "-o", "OUT", "--phi", "nowhere.json"], "nowhere.json"),
     "pattern": (["rewrite", "M", "-o", "OUT", "--include", "("], "--include"),

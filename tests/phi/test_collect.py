@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from onnx import ModelProto, parser
 
 from graphsurgery.data import Samples, open_samples, signature
-from graphsurgery.engines import EngineError
 from graphsurgery.phi.collect import Evidence, collect
 from graphsurgery.phi.observe import observation_model
 from graphsurgery.phi.statistics import RowStatistics, SiteStatistics

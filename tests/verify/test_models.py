@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto
 import graphsurgery
 from graphsurgery import VerifyOptions
 from graphsurgery.engines import EngineError
-from graphsurgery.errors import UsageError
+from graphsurgery.errors import UsageError, VerificationError
 from graphsurgery.verify.models import VerifyResult
 
 # the sine of a large multiple: a rounding step in the probabilities moves it visibly
@@ -161,8 +161,10 @@ def test_data_and_engines_that_cannot_be_used() -> None:
 
 def test_a_model_that_does_not_run() -> None:
     broken = model("[bad] y = NoSuchOperator(q)")
-    with pytest.raises(EngineError, match="cannot load the model"):
+    with pytest.raises(VerificationError, match="does not load where .* does: onnxruntime cannot load the model"):
         verified(model(), broken)
+    with pytest.raises(EngineError, match="cannot load the model"):
+        verified(broken, broken)
 
 
 def test_models_from_files(tmp_path: Path) -> None:
