@@ -29,14 +29,6 @@ class Case:
     """float64, by output name; NaN where the original gives NaN."""
     data: Data
 
-    @property
-    def hidden_rows(self) -> Feeds:
-        """Rows without a visible key, in a shape that broadcasts to each output."""
-        found = answers(self.spec, self.data)
-        rows = [(answer.visible == 0)[..., None] for answer in found]
-        hidden = {name: _layout(self.spec, row) for name, row in zip(_OUTPUTS, rows, strict=False)}
-        return hidden | ({"probabilities": rows[0]} if self.spec.shared else {})
-
     def hostile(self) -> tuple[Feeds, Feeds]:
         """Feeds far outside the window, with hidden rows where the mask is an input, and their float64 answer."""
         data = hostile(self.spec, self.data)

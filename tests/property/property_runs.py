@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from attention_graphs import Case
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from strategies import AttentionSpec
 from graphsurgery.api import RewriteResult, rewrite
 from graphsurgery.options import RewriteOptions
 
-__all__ = ["SLOW", "declared_differences", "examples", "option_sets", "reproducible", "rewritten", "supported"]
+__all__ = ["SLOW", "examples", "option_sets", "reproducible", "rewritten", "supported"]
 
 FAST, SLOW = 100, 2000
 
@@ -64,14 +63,6 @@ def rewritten(case: Case, options: RewriteOptions) -> RewriteResult:
     assert sites == [("rewritten", None, None)], (sites, result.report["not_attention"])
     assert result.changed
     return result
-
-
-def declared_differences(case: Case, result: RewriteResult) -> dict[str, np.ndarray]:
-    """Rows that the report says to differ from the original: hidden ones that give 0, [..., Q, 1] by output."""
-    said = any("gives 0 instead of a uniform row" in note for note in result.report["sites"][0]["notes"])
-    return {
-        name: np.broadcast_to(said & case.hidden_rows[name], wanted.shape) for name, wanted in case.expected.items()
-    }
 
 
 def supported(spec: AttentionSpec, options: RewriteOptions) -> bool:
