@@ -161,7 +161,7 @@ def test_data_and_engines_that_cannot_be_used() -> None:
 
 def test_a_model_that_does_not_run() -> None:
     broken = model("[bad] y = NoSuchOperator(q)")
-    with pytest.raises(VerificationError, match="does not load where .* does: onnxruntime cannot load the model"):
+    with pytest.raises(VerificationError, match=r"does not load where .* does: onnxruntime cannot load the model"):
         verified(model(), broken)
     with pytest.raises(EngineError, match="cannot load the model"):
         verified(broken, broken)
