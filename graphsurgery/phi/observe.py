@@ -99,7 +99,7 @@ def _statistics(rewriter: Rewriter, site: Site) -> tuple[str, str]:
     visible = emit.reduce("ReduceSum", emit.cast(counts, TensorProto.FLOAT, "counts_number"), -1, "visible")
     shown = emit.op("Greater", scores, emit.scalar(HIDDEN, "hidden"), what="shown")
     least = emit.reduce("ReduceMin", emit.op("Where", shown, scores, finite, what="shown_scores"), -1, "least")
-    rows = emit.concat([finite, lse, visible, least], "rows")
+    rows = emit.concat([top, lse, visible, least], "rows")
     magnitude = emit.op("Abs", emit.cast(site.values, TensorProto.FLOAT, "values"), what="magnitude")
     largest = emit.reduce("ReduceMax", emit.reduce("ReduceMax", magnitude, -1, "largest_row"), -2, "largest")
     return rows, largest

@@ -37,7 +37,7 @@ class RowStatistics:
     value_high: float = 0.0
     """Greatest absolute value."""
     hidden_high: float = -_INF
-    """Greatest row maximum among rows without a visible key: what the mask left of their scores."""
+    """Greatest row maximum among rows without a visible key: what the mask left of their scores (-inf: nothing)."""
 
     @classmethod
     def of(cls, rows: np.ndarray, largest_value: float, hidden: float = HIDDEN) -> RowStatistics:

@@ -104,14 +104,14 @@ def _plan(site: Site, context: _Context) -> SitePlan:
     options, limits = context.options, window(executing_dtype(site, context.options.target))
     seen = context.evidence.sites.get(site.id)
     how, notes = denominator(site, options)
-    plan = SitePlan(site, limits, denominator=how, notes=notes)
+    plan = SitePlan(site, limits, denominator=how, zero_hidden=_zero_hidden(site, seen, options.guard), notes=notes)
     if seen is not None and seen.layer.rows:
         plan = replace(plan, row_max=(seen.layer.row_max_low, seen.layer.row_max_high))
     if options.guard == "exact":
         return _exact(plan, seen, "row maximum")
     plan = _with_phi(plan, seen, context)
     if plan.left is None:
-        plan = replace(plan, left=_hidden_rows(site, seen), notes=(*notes, *_mask_notes(site, limits)))
+        plan = replace(plan, left=_hidden_rows(site, seen), notes=(*notes, *_mask_notes(plan, seen)))
     if plan.left is not None and options.otherwise == "exact":
         kept = f"row maximum kept ({plan.left.code}: {plan.left.reason})"
         return _exact(replace(plan, left=None, notes=(*notes, kept)), seen, "row maximum")
@@ -145,7 +145,8 @@ def _no_evidence(site: Site, evidence: Evidence) -> Refusal:
 
 
 def _exact(plan: SitePlan, seen: SiteStatistics | None, source: str) -> SitePlan:
-    return replace(plan, guard="exact", phi=None, phi_source=source, offset=_offset(plan, seen))
+    zero = _zero_hidden(plan.site, seen, "exact")
+    return replace(plan, guard="exact", phi=None, phi_source=source, offset=_offset(plan, seen), zero_hidden=zero)
 
 
 def _offset(plan: SitePlan, seen: SiteStatistics | None) -> float:
@@ -204,10 +205,23 @@ def _stands_in_rows(site: Site) -> bool:
     return site.sum_after == 0 and site.sum_rank is not None and site.sum_rank >= 2
 
 
+def _zero_hidden(site: Site, seen: SiteStatistics | None, guard: str) -> bool:
+    """Whether rows without a visible key are to give 0: behind an IsNaN guard, for a mask of -inf.
+
+    The row maximum tells -inf from the lowest number; with φ both are clipped, and where the graph does not say what
+    its mask writes, the rows seen do.
+    """
+    if not (site.guarded and site.mask_fills & {"inf", "unknown"}):
+        return False
+    if guard == "exact" or "inf" in site.mask_fills or seen is None or seen.layer.hidden == 0:
+        return True
+    return not math.isfinite(seen.layer.hidden_high)
+
+
 def _hidden_rows(site: Site, seen: SiteStatistics | None) -> Refusal | None:
     """Rows hidden by a mask of about -10000, whose scores the original still told apart."""
     lost = lost_below(numpy_dtype(site.dtype).name)
-    if seen is None or seen.layer.hidden == 0 or seen.layer.hidden_high < -lost:
+    if seen is None or seen.layer.hidden == 0 or seen.layer.hidden_high < -lost or not _adds(site):
         return None
     label, rows = site.softmax.name or site.id, seen.layer
     reason = (
@@ -217,15 +231,22 @@ def _hidden_rows(site: Site, seen: SiteStatistics | None) -> Refusal | None:
     return Refusal("hidden-rows", reason, label, {"hidden": rows.hidden, "hidden_high": rows.hidden_high})
 
 
-def _mask_notes(site: Site, limits: Window) -> tuple[str, ...]:
+def _adds(site: Site) -> bool:
+    """Whether a mask leaves the scores it hides under its fill; a Where writes over them."""
+    return any(link.kind in ("mask", "clamp") for link in site.before)
+
+
+def _mask_notes(plan: SitePlan, seen: SiteStatistics | None) -> tuple[str, ...]:
     """What would happen to rows without a visible key, where that is not what the original gave."""
+    site, limits = plan.site, plan.window
     notes: list[str] = []
-    if "large" in site.mask_fills:
+    if "large" in site.mask_fills and _adds(site):
         notes.append(
             "a row whose keys are all hidden by the mask of about -10000 would become uniform; the original takes the "
             "softmax of the scores below the mask (--guard exact does so too)"
         )
-    if site.guarded and "unknown" in site.mask_fills:
+    known = seen is not None and seen.layer.hidden > 0
+    if plan.zero_hidden and "inf" not in site.mask_fills and not known:
         notes.append(
             "a row whose keys are all hidden gives 0, as behind the IsNaN guard for -Inf; if the mask writes another "
             "number, the original gave a uniform row (--guard exact tells them apart)"

@@ -55,7 +55,7 @@ def guard_denominator(emit: Emitter, value: str, plan: SitePlan) -> str:
     """
     if plan.window.sum_limits is not None:
         return emit.clip(value, *plan.window.sum_limits, "sum_floor")
-    if not (plan.site.guarded and plan.site.mask_fills & {"inf", "unknown"}):
+    if not plan.zero_hidden:
         keys = plan.site.dims.keys
         if isinstance(keys, int) and keys > 0:
             return value

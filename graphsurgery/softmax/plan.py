@@ -41,6 +41,8 @@ class SitePlan:
     offset: float = 0.0
     """Added to the row maximum so that float16 sums and products stay finite."""
     denominator: Denominator = Denominator()
+    zero_hidden: bool = False
+    """Whether a row without any visible key gives 0, as behind an IsNaN guard, and not a uniform row."""
     left: Refusal | None = None
     row_max: tuple[float, float] | None = None
     notes: tuple[str, ...] = field(default=())

@@ -161,7 +161,7 @@ class SoftmaxRewriter:
         site, fills = plan.site, plan.site.mask_fills
         if plan.window.sum_limits is None or plan.phi is None or site.pv.op_type != "MatMul":
             return False
-        return bool(fills & {"lowest", "large", "unknown"}) and not (site.guarded and fills & {"inf", "unknown"})
+        return bool(fills & {"lowest", "large", "unknown"}) and not plan.zero_hidden
 
     def _sum(self, emit: Emitter, plan: SitePlan, value: str) -> str:
         total = row_sum(emit, value, plan.denominator, plan.site.sum_rank)

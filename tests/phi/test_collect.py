@@ -67,7 +67,7 @@ def _head(scores: np.ndarray, values: np.ndarray) -> RowStatistics:
         lse.max(initial=-inf),
         seen[seen > -9000].min(initial=inf),
         float(np.abs(values).max()),
-        float(np.maximum(scores[scores.max(axis=-1) <= -9000], np.finfo(np.float32).min).max(initial=-inf)),
+        float(scores[scores.max(axis=-1) <= -9000].max(initial=-inf)),
     )
 
 

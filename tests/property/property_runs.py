@@ -69,7 +69,6 @@ def supported(spec: AttentionSpec, options: RewriteOptions) -> bool:
     """Whether the site is to be rewritten, and is no gap that `test_pinned_graphs` lists."""
     if options.guard == "exact" or not spec.hidden_row:
         return True
-    # Such rows are left to the guard `exact`, see `test_rows_hidden_by_a_large_number_are_left`.
+    # Added to the scores, such numbers leave them apart: `test_rows_hidden_by_adding_a_large_number_are_left`.
     large = spec.fill == "-10000" or (spec.fill == "lowest" and spec.mask_dtype == "float16" != spec.softmax_dtype)
-    zero_for_uniform = spec.guard and spec.mask_source == "input" and spec.fill == "lowest"
-    return not (large or zero_for_uniform)
+    return spec.mask.startswith("where") or not large

@@ -48,7 +48,6 @@ def test_row_maximum_of_a_row_of_the_lowest_float32_behind_a_guard() -> None:
     _check(replace(HIDDEN_BY_LOWEST, mask_source="input"), ROW_MAX)
 
 
-@pytest.mark.xfail(strict=True, reason="a row hidden by the lowest number of a mask input gives 0, and no note says so")
 def test_clipped_row_of_the_lowest_float32_behind_a_guard() -> None:
     _check(replace(HIDDEN_BY_LOWEST, mask_source="input"), RewriteOptions())
 

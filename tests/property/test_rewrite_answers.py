@@ -109,8 +109,15 @@ def test_many_with_one_maximum_for_each_head(spec: AttentionSpec, options: Rewri
 
 @pytest.mark.parametrize("mask", ["where", "where-swapped"])
 @pytest.mark.parametrize(("fill", "dtype", "cast"), [("-10000", "float32", "none"), ("lowest", "float16", "late")])
-def test_rows_hidden_by_a_large_number_are_left(mask: str, fill: str, dtype: str, cast: str) -> None:
+def test_rows_hidden_by_a_where_are_uniform_whatever_it_writes(mask: str, fill: str, dtype: str, cast: str) -> None:
     case = build(AttentionSpec(seed=2, mask=mask, fill=fill, hidden_row=True, dtype=dtype, cast=cast))
+    result = rewrite(case.model, data=[case.feeds])
+    assert [(site["status"], site["code"]) for site in result.report["sites"]] == [("rewritten", None)]
+    check_answer(run(result.model, case.feeds), case.expected, case.spec.narrowest)
+
+
+def test_rows_hidden_by_adding_a_large_number_are_left() -> None:
+    case = build(AttentionSpec(seed=2, mask="add", fill="-10000", hidden_row=True))
     result = rewrite(case.model, data=[case.feeds])
     assert [(site["status"], site["code"]) for site in result.report["sites"]] == [("left", "hidden-rows")]
     assert not result.changed
