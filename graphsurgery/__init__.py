@@ -5,16 +5,14 @@ The names below are loaded when they are first used, so that importing the packa
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from graphsurgery.api import RewriteResult, calibrate, rewrite
     from graphsurgery.api import find as find_attention
     from graphsurgery.options import CalibrateOptions, RewriteOptions, VerifyOptions
-    from graphsurgery.verify.models import VerifyResult, verify
+    from graphsurgery.verification.models import VerifyResult, verify
 
     __version__: str
 
@@ -36,11 +34,11 @@ _EXPORTS = {
     "RewriteOptions": ("graphsurgery.options", "RewriteOptions"),
     "RewriteResult": ("graphsurgery.api", "RewriteResult"),
     "VerifyOptions": ("graphsurgery.options", "VerifyOptions"),
-    "VerifyResult": ("graphsurgery.verify.models", "VerifyResult"),
+    "VerifyResult": ("graphsurgery.verification.models", "VerifyResult"),
     "calibrate": ("graphsurgery.api", "calibrate"),
     "find_attention": ("graphsurgery.api", "find"),
     "rewrite": ("graphsurgery.api", "rewrite"),
-    "verify": ("graphsurgery.verify.models", "verify"),
+    "verify": ("graphsurgery.verification.models", "verify"),
 }
 
 
@@ -60,14 +58,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Keeps `graphsurgery.verify` the function: importing the folder of that name would bind the module instead."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _EXPORTS and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

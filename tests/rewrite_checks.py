@@ -13,7 +13,7 @@ from graphsurgery.attention import Site, find_attention
 from graphsurgery.engines.onnxruntime import OnnxRuntime
 from graphsurgery.model.index import ModelIndex
 from graphsurgery.options import RewriteOptions
-from graphsurgery.verify.tolerance import TOLERANCES
+from graphsurgery.verification.tolerance import TOLERANCES
 
 __all__ = [
     "check_answer",

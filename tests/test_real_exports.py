@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto
 
 from graphsurgery.api import open_data, open_model, rewrite
 from graphsurgery.options import RewriteOptions
-from graphsurgery.verify.models import verify
+from graphsurgery.verification.models import verify
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 MODELS: dict[str, dict[str, Any]] = json.loads((FIXTURES / "fixtures.json").read_text())["models"]

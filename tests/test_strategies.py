@@ -15,7 +15,7 @@ from reference import LOWEST, Bias, Cap, Hide, Scale, attend
 from strategies import AttentionSpec, attention_specs
 
 from graphsurgery.engines.onnxruntime import OnnxRuntime
-from graphsurgery.verify.tolerance import TOLERANCES
+from graphsurgery.verification.tolerance import TOLERANCES
 
 SAMPLE = settings(
     max_examples=1200,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from graphsurgery.model.index import ModelIndex
     from graphsurgery.options import RewriteOptions
-    from graphsurgery.verify.models import VerifyResult
+    from graphsurgery.verification.models import VerifyResult
 
 __all__ = ["already_done", "done_line", "earlier_sites", "phi_is_number", "remedies", "verified"]
 

@@ -20,7 +20,7 @@ from graphsurgery.options import External, RewriteOptions
 if TYPE_CHECKING:
     from graphsurgery.api import RewriteResult
     from graphsurgery.data import Samples
-    from graphsurgery.verify.models import VerifyResult
+    from graphsurgery.verification.models import VerifyResult
 
 __all__ = ["rewrite"]
 
@@ -179,7 +179,7 @@ class _Job:
         """Compare with the original on the held-out samples; the report gets the figures."""
         if self._held_out is None or not result.changed:
             return None
-        from graphsurgery.verify.models import verify
+        from graphsurgery.verification.models import verify
 
         checked = verify(result.original(), result.outcome(), data=self._held_out, progress=self._progress)
         result.report["verify"] = checked.to_json()

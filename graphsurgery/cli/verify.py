@@ -13,8 +13,8 @@ from graphsurgery.errors import UsageError, VerificationError
 from graphsurgery.options import VerifyOptions
 
 if TYPE_CHECKING:
-    from graphsurgery.verify.metrics import OutputMetrics
-    from graphsurgery.verify.models import VerifyResult
+    from graphsurgery.verification.metrics import OutputMetrics
+    from graphsurgery.verification.models import VerifyResult
 
 __all__ = ["SCHEMA", "verify"]
 
@@ -43,7 +43,7 @@ def verify(
     engine
         Engine that runs both models, without optimisations.
     """
-    from graphsurgery.verify.models import verify as compare
+    from graphsurgery.verification.models import verify as compare
     from graphsurgery.versions import versions
 
     if a == b == "-":

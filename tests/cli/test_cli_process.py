@@ -72,8 +72,8 @@ def test_names_of_the_package_are_loaded_when_used() -> None:
     script = (
         "import sys, graphsurgery\n"
         "assert 'numpy' not in sys.modules and 'onnx' not in sys.modules\n"
-        "import graphsurgery.verify.models\n"
-        "from graphsurgery.verify import metrics\n"
+        "import graphsurgery.verification.models\n"
+        "from graphsurgery.verification import metrics\n"
         "names = [name for name in graphsurgery.__all__ if name != '__version__']\n"
         "assert all(callable(getattr(graphsurgery, name)) for name in names), names\n"
         "assert graphsurgery.verify is graphsurgery.verify.__globals__['verify']\n"

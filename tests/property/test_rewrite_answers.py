@@ -12,7 +12,7 @@ from strategies import AttentionSpec, attention_specs, per_head_specs
 
 from graphsurgery.api import RewriteResult, rewrite
 from graphsurgery.options import RewriteOptions
-from graphsurgery.verify.tolerance import TOLERANCES
+from graphsurgery.verification.tolerance import TOLERANCES
 
 
 def _check_inside(spec: AttentionSpec, options: RewriteOptions) -> None:

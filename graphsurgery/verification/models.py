@@ -17,10 +17,10 @@ from graphsurgery.model.files import SourceModel
 from graphsurgery.options import VerifyOptions
 from graphsurgery.progress import Progress, quiet
 from graphsurgery.sources import Data, Model, open_data, open_model
-from graphsurgery.verify.metrics import OutputMetrics, compare, merge
-from graphsurgery.verify.noise import noisy_twin
-from graphsurgery.verify.sites import paired_sites
-from graphsurgery.verify.tolerance import tolerance
+from graphsurgery.verification.metrics import OutputMetrics, compare, merge
+from graphsurgery.verification.noise import noisy_twin
+from graphsurgery.verification.sites import paired_sites
+from graphsurgery.verification.tolerance import tolerance
 
 __all__ = ["OutputCheck", "SiteCheck", "VerifyResult", "verify"]
 

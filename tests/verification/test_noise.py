@@ -7,7 +7,7 @@ from attention_pairs import LAYERS, feeds, model
 from onnx import ModelProto, TensorProto
 
 from graphsurgery.engines import engine
-from graphsurgery.verify.noise import noisy_twin
+from graphsurgery.verification.noise import noisy_twin
 
 STEPS = {"float": 2.0**-23, "float16": 2.0**-10, "double": 2.0**-52}
 

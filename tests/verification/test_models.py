@@ -13,7 +13,7 @@ import graphsurgery
 from graphsurgery import VerifyOptions
 from graphsurgery.engines import EngineError
 from graphsurgery.errors import UsageError, VerificationError
-from graphsurgery.verify.models import VerifyResult
+from graphsurgery.verification.models import VerifyResult
 
 # the sine of a large multiple: a rounding step in the probabilities moves it visibly
 SINE = "o = MatMul(p2, v)  f = Constant<value_float = {f}>()  e = Mul(o, f)  y = Sin(e)"

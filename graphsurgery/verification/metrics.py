@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from graphsurgery.data.signature import is_string
 from graphsurgery.errors import UsageError
-from graphsurgery.verify.tolerance import tolerance
+from graphsurgery.verification.tolerance import tolerance
 
 __all__ = ["OutputMetrics", "compare", "merge"]
 

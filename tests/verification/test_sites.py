@@ -6,8 +6,8 @@ from attention_pairs import EARLY, INPUTS, LAYERS, feeds, model, planted, rewrit
 from onnx import ModelProto
 
 import graphsurgery
-from graphsurgery.verify.models import VerifyResult
-from graphsurgery.verify.sites import paired_sites
+from graphsurgery.verification.models import VerifyResult
+from graphsurgery.verification.sites import paired_sites
 
 
 def verified(a: ModelProto, b: ModelProto) -> VerifyResult:

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from graphsurgery.errors import UsageError
-from graphsurgery.verify.metrics import compare, merge
-from graphsurgery.verify.tolerance import TOLERANCES, tolerance
+from graphsurgery.verification.metrics import compare, merge
+from graphsurgery.verification.tolerance import TOLERANCES, tolerance
 
 
 def f32(*values: float) -> NDArray[np.float32]:
