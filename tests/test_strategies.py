@@ -12,7 +12,7 @@ import strategies
 from attention_graphs import build
 from hypothesis import HealthCheck, Phase, find, given, settings
 from reference import LOWEST, Bias, Cap, Hide, Scale, attend
-from strategies import AttentionSpec, attention_specs
+from strategies import OLD_RUNTIME, AttentionSpec, attention_specs
 
 from graphsurgery.engines.onnxruntime import OnnxRuntime
 from graphsurgery.verification.tolerance import TOLERANCES
@@ -83,17 +83,20 @@ def _choices() -> Iterator[tuple[str, object]]:
             yield name, value
 
 
+@pytest.mark.skipif(OLD_RUNTIME, reason="an old onnxruntime runs a part of the graphs only")
 @pytest.mark.parametrize(("name", "value"), list(_choices()))
 def test_every_choice_of_every_field_is_drawn(sample: list[AttentionSpec], name: str, value: object) -> None:
     assert sum(getattr(spec, name) == value for spec in sample) >= 4
 
 
+@pytest.mark.skipif(OLD_RUNTIME, reason="an old onnxruntime runs a part of the graphs only")
 @pytest.mark.parametrize("dtype", strategies.DTYPES)
 @pytest.mark.parametrize("mask", strategies.MASKS)
 def test_every_mask_meets_every_dtype(sample: list[AttentionSpec], dtype: str, mask: str) -> None:
     assert any(spec.dtype == dtype and spec.mask == mask for spec in sample)
 
 
+@pytest.mark.skipif(OLD_RUNTIME, reason="an old onnxruntime runs a part of the graphs only")
 @pytest.mark.parametrize("fill", ["-inf", "lowest", "-10000"])
 @pytest.mark.parametrize("guard", [False, True])
 def test_rows_without_a_visible_key_are_drawn(sample: list[AttentionSpec], fill: str, guard: bool) -> None:
@@ -106,6 +109,7 @@ def test_sizes_reach_long_rows_single_keys_and_groups(sample: list[AttentionSpec
     assert {spec.group for spec in sample} >= {1, 2, 4}
 
 
+@pytest.mark.skipif(OLD_RUNTIME, reason="an old onnxruntime runs a part of the graphs only")
 def test_a_failure_shrinks_to_one_peculiarity() -> None:
     """What has nothing to do with the failure goes back to the first choice."""
     found = find(

@@ -20,11 +20,10 @@ from graphsurgery.model.expose import NotExposableError, cut_to_outputs, expose
 from graphsurgery.model.index import ModelIndex
 from graphsurgery.model.rewriter import Place, Rewriter
 from graphsurgery.phi.statistics import SiteStatistics
-from graphsurgery.softmax.emit import Emitter
+from graphsurgery.softmax.emit import Emitter, lowest
 
 __all__ = ["Observation", "observation_model"]
 
-_LOWEST = float(np.finfo(np.float32).min)
 _NEGLIGIBLE = -30.0
 """A key this far below the row maximum adds nothing to the row: e^-30."""
 
@@ -74,7 +73,7 @@ def observation_model(model: ModelProto, wanted: Iterable[str] | None = None) ->
         hidden[site.id] = HIDDEN if site.mask_fills else -math.inf
         rows, values = _statistics(rewriter, site)
         try:
-            led = [expose(index, rewriter, site.scope, name, TensorProto.FLOAT) for name in (rows, values)]
+            led = [expose(index, rewriter, site.scope, name, _type(site)) for name in (rows, values)]
             if led[0]:
                 outputs[site.id] = list(zip(*led, strict=True))
             else:
@@ -86,20 +85,25 @@ def observation_model(model: ModelProto, wanted: Iterable[str] | None = None) ->
     return Observation(copy, outputs, hidden, unseen)
 
 
+def _type(site: Site) -> int:
+    return TensorProto.DOUBLE if site.dtype == TensorProto.DOUBLE else TensorProto.FLOAT
+
+
 def _statistics(rewriter: Rewriter, site: Site) -> tuple[str, str]:
-    """Rows [..., Q, 4] and max|v| [..., 1, 1], both float32."""
-    emit = Emitter(rewriter, Place(site.scope, site.pv), "observed", TensorProto.FLOAT)
-    scores = emit.cast(site.scores, TensorProto.FLOAT, "scores")
+    """Rows [..., Q, 4] and max|v| [..., 1, 1], both float32 (float64 for a site of float64)."""
+    wide = _type(site)
+    emit = Emitter(rewriter, Place(site.scope, site.pv), "observed", wide)
+    scores = emit.cast(site.scores, wide, "scores")
     top = emit.reduce("ReduceMax", scores, -1, "top")
-    finite = emit.op("Max", top, emit.scalar(_LOWEST, "lowest"), what="finite_top")
+    finite = emit.op("Max", top, emit.scalar(lowest(emit.dtype), "lowest"), what="finite_top")
     below = emit.op("Sub", scores, finite, what="below")
     total = emit.reduce("ReduceSum", emit.op("Exp", below, what="exp"), -1, "total")
     lse = emit.op("Add", finite, emit.op("Log", total, what="log"), what="lse")
     counts = emit.op("Greater", below, emit.scalar(_NEGLIGIBLE, "negligible"), what="counts")
-    visible = emit.reduce("ReduceSum", emit.cast(counts, TensorProto.FLOAT, "counts_number"), -1, "visible")
+    visible = emit.reduce("ReduceSum", emit.cast(counts, wide, "counts_number"), -1, "visible")
     shown = emit.op("Greater", scores, emit.scalar(HIDDEN, "hidden"), what="shown")
     least = emit.reduce("ReduceMin", emit.op("Where", shown, scores, finite, what="shown_scores"), -1, "least")
     rows = emit.concat([top, lse, visible, least], "rows")
-    magnitude = emit.op("Abs", emit.cast(site.values, TensorProto.FLOAT, "values"), what="magnitude")
+    magnitude = emit.op("Abs", emit.cast(site.values, wide, "values"), what="magnitude")
     largest = emit.reduce("ReduceMax", emit.reduce("ReduceMax", magnitude, -1, "largest_row"), -2, "largest")
     return rows, largest
