@@ -200,6 +200,7 @@ def _write(rewriter: Rewriter, shapes: Shapes, plans: list[SitePlan]) -> PassRes
     todo = [plan for plan in plans if plan.left is None]
     for plan in todo:
         writer.write(plan)
+    writer.finish()
     rewriter.commit()
     changes = rewriter.take_changes()
     return PassResult(

@@ -9,7 +9,7 @@ from graphsurgery.errors import UsageError
 
 __all__ = ["CalibrateOptions", "RewriteOptions", "VerifyOptions"]
 
-Guard = Literal["clip", "exact"]
+Guard = Literal["clip", "exact", "if", "flag"]
 Otherwise = Literal["leave", "exact"]
 Form = Literal["auto", "sum", "chunks"]
 ChunkSum = Literal["auto", "reshape", "split"]
@@ -44,7 +44,8 @@ class RewriteOptions:
     """auto (from the evidence), a number for all sites, or a table written by calibrate."""
 
     guard: Guard = "clip"
-    """What protects rows outside the window: clip (branch-free) or exact (row maximum kept, needs no evidence)."""
+    """What protects rows outside the window: clip (branch-free), exact (row maximum kept, needs no evidence), if (an If
+    recomputes with the original Softmax) or flag (clip, and an output that counts such rows)."""
 
     otherwise: Otherwise = "leave"
     """What becomes of a site whose evidence fails."""
@@ -78,6 +79,8 @@ class RewriteOptions:
         _check_choices(self)
         if self.chunks is not None and self.chunks < 1:
             raise UsageError(f"--chunks {self.chunks} is no number of chunks; give 1 or more")
+        if self.guard == "if" and self.target == "qnn-htp":
+            raise UsageError("--guard if needs control flow, which qnn-htp does not have; use flag or exact there")
         _check_margin(self.margin)
 
 

@@ -18,6 +18,7 @@ from graphsurgery.attention.operands import key_group
 from graphsurgery.attention.site import Dims, Link, NotAttention, Refusal, RefusedSite, Site
 from graphsurgery.attention.upward import ScorePath, find_score_product
 from graphsurgery.model.index import ModelIndex, Scope, is_standard
+from graphsurgery.model.rewriter import PASS_KEY, REWRITTEN
 from graphsurgery.model.shapes import Dim, Shapes
 from graphsurgery.model.values import int_attribute
 
@@ -79,6 +80,8 @@ def _anchors(index: ModelIndex) -> Iterator[tuple[Scope, int, NodeProto]]:
     for scope in index.scopes:
         for position in [i for i, kind in enumerate(scope.op_types()) if kind in kinds]:
             node = scope.nodes[position]
+            if any(entry.key == PASS_KEY and entry.value == REWRITTEN for entry in node.metadata_props):
+                continue  # the original softmax of a site that is rewritten already, in the branch that recomputes it
             standard = is_standard(node)
             if (standard and (node.op_type == "Softmax" or node.op_type in _FUSED_STANDARD)) or (
                 node.domain == "com.microsoft" and node.op_type in _FUSED_CONTRIB

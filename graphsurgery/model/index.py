@@ -167,22 +167,33 @@ class ModelIndex:
         self.model = model
         self.scopes: list[Scope] = []
         self.functions: dict[tuple[str, str, str], Scope] = {}
+        self._ids = {"main"}
         opset = _opset(model.opset_import)
         self.main = self._scope("main", model.graph, "main", None, opset)
         for function in model.functions:
-            taken = any(scope.id == function.name for scope in self.scopes)
+            taken = function.name in self._ids
             name = self._free(f"{function.domain}.{function.name}" if taken else function.name)
             scope = self._scope(name, function, "function", None, _opset(function.opset_import, opset))
             self.functions[function.domain, function.name, function.overload] = scope
 
     def _free(self, label: str) -> str:
         """The label, or with a number where a scope has it already."""
-        taken = {scope.id for scope in self.scopes}
         name, count = label, 1
-        while name in taken:
+        while name in self._ids:
             count += 1
             name = f"{label}#{count}"
+        self._ids.add(name)
         return name
+
+    def adopt(self, scope: Scope, node: NodeProto, position: int | None = None) -> None:
+        """Enter the graphs in a node's attributes as scopes of their own."""
+        label = node.name or f"{node.op_type}_{len(scope.nodes) if position is None else position}"
+        for attribute in node.attribute:
+            for graph in _graphs(attribute):
+                name = self._free(f"{scope.id}/{label}.{attribute.name}")
+                child = self._scope(name, graph, "subgraph", scope, scope.opset)
+                scope.children.append(child)
+                _register_captures(child)
 
     def _scope(
         self,
@@ -214,13 +225,7 @@ class ModelIndex:
         kinds = [node.op_type for node in nodes]
         scope.kinds = kinds
         for position in [i for i, kind in enumerate(kinds) if kind in _WITH_SUBGRAPHS]:
-            node = nodes[position]
-            for attribute in node.attribute:
-                for graph in _graphs(attribute):
-                    label = self._free(f"{scope.id}/{node.name or f'{node.op_type}_{position}'}.{attribute.name}")
-                    child = self._scope(label, graph, "subgraph", scope, opset)
-                    scope.children.append(child)
-                    _register_captures(child)
+            self.adopt(scope, nodes[position], position)
         return scope
 
     def walk(self) -> Iterator[tuple[Scope, NodeProto]]:

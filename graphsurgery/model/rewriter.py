@@ -7,48 +7,29 @@ nodes stays as it was.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, NodeProto, StringStringEntryProto, TensorProto, helper, numpy_helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    NodeProto,
+    StringStringEntryProto,
+    TensorProto,
+    TensorShapeProto,
+    helper,
+    numpy_helper,
+)
 
+from graphsurgery.model.changes import Attribute, Changes, Place, RewriteError, set_attribute
 from graphsurgery.model.index import ModelIndex, Scope
 
 __all__ = ["Changes", "Place", "RewriteError", "Rewriter"]
 
 PASS_KEY, SITE_KEY = "graphsurgery.pass", "graphsurgery.site"
+REWRITTEN = "unified_max"
+"""Name of the pass that rewrites the softmax of a site."""
 _FIRST_IR_WITH_PLAIN_INITIALIZERS = 4
-
-Attribute = int | float | str | Sequence[int]
-
-
-class RewriteError(Exception):
-    """A change that would break the graph: a bug of the pass that asked for it."""
-
-
-class Place(NamedTuple):
-    """Where new nodes go: before or after a node of a scope, or at its start where `anchor` is None."""
-
-    scope: Scope
-    anchor: NodeProto | None
-    after: bool = False
-
-
-@dataclass(slots=True)
-class Changes:
-    """What one pass did."""
-
-    added: Counter[str] = field(default_factory=Counter[str])
-    removed: Counter[str] = field(default_factory=Counter[str])
-    rewired: int = 0
-
-    @property
-    def any(self) -> bool:
-        """Whether anything changed."""
-        return bool(self.added or self.removed or self.rewired)
 
 
 class Rewriter:
@@ -122,7 +103,7 @@ class Rewriter:
             outputs = [name] if outputs == 1 else [self.fresh(f"{hint}_output_{i}") for i in range(outputs)]
         node = scope.body.node.add(op_type=op_type, name=name, input=inputs, output=outputs)
         for key, value in attributes.items():
-            _set_attribute(node.attribute.add(), key, value)
+            set_attribute(node.attribute.add(), key, value)
         node.metadata_props.extend(self._origin)
         producers, uses = scope.producers, scope.uses
         for value in outputs:
@@ -225,12 +206,28 @@ class Rewriter:
         self.changes.rewired += 1
         return name
 
-    def add_graph_output(self, scope: Scope, name: str, elem_type: int) -> None:
+    def add_choice(
+        self, place: Place, condition: str, then: GraphProto, otherwise: GraphProto, hint: str, output: str
+    ) -> None:
+        """Insert an If of one output; its branches read what they need from the scope around them."""
+        self.add(place, "If", [condition], hint, outputs=[output])
+        node = place.scope.producers[output]
+        for name, graph in (("then_branch", then), ("else_branch", otherwise)):
+            entry = node.attribute.add(name=name, type=AttributeProto.GRAPH)
+            entry.g.CopyFrom(graph)
+            for inner in entry.g.node:
+                inner.metadata_props.extend(self._origin)
+        self.index.adopt(place.scope, node)
+
+    def add_graph_output(self, scope: Scope, name: str, elem_type: int, rank: int | None = None) -> None:
         """Make a value an output of its graph or function."""
         if isinstance(scope.body, GraphProto):
             value = scope.body.output.add()
             value.name = name
             value.type.tensor_type.elem_type = elem_type
+            if rank is not None:
+                value.type.tensor_type.shape.dim.extend(TensorShapeProto.Dimension() for _ in range(rank))
+                value.type.tensor_type.shape.SetInParent()
         else:
             scope.body.output.append(name)
         scope.outputs |= {name}
@@ -367,14 +364,3 @@ class Rewriter:
 
 def _event_place(event: tuple[int, int, int, NodeProto | None]) -> tuple[int, int, int]:
     return event[:3]
-
-
-def _set_attribute(attribute: AttributeProto, name: str, value: Attribute) -> None:
-    attribute.name = name
-    if isinstance(value, int):
-        attribute.type, attribute.i = AttributeProto.INT, value
-    elif isinstance(value, float):
-        attribute.type, attribute.f = AttributeProto.FLOAT, value
-    else:
-        made = helper.make_attribute(name, value)
-        attribute.CopyFrom(made)

@@ -106,11 +106,15 @@ def _plan(site: Site, context: _Context) -> SitePlan:
     how, notes = denominator(site, options)
     plan = SitePlan(site, limits, denominator=how, zero_hidden=_zero_hidden(site, seen, options.guard), notes=notes)
     if seen is not None and seen.layer.rows:
-        plan = replace(plan, row_max=(seen.layer.row_max_low, seen.layer.row_max_high))
+        rows = seen.layer
+        plan = replace(plan, row_max=(rows.row_max_low, rows.row_max_high), largest_value=rows.value_high)
     if options.guard == "exact":
         return _exact(plan, seen, "row maximum")
     plan = _with_phi(plan, seen, context)
-    if plan.left is None:
+    plan = replace(plan, guard=options.guard)
+    if options.guard == "flag" and plan.left is None and site.scope.kind != "main":
+        plan = replace(plan, left=_flag_scope(site))
+    if options.guard != "if" and plan.left is None:
         plan = replace(plan, left=_hidden_rows(site, seen), notes=(*notes, *_mask_notes(plan, seen)))
     if plan.left is not None and options.otherwise == "exact":
         kept = f"row maximum kept ({plan.left.code}: {plan.left.reason})"
@@ -203,6 +207,12 @@ def _rows(site: Site) -> int | None:
 
 def _stands_in_rows(site: Site) -> bool:
     return site.sum_after == 0 and site.sum_rank is not None and site.sum_rank >= 2
+
+
+def _flag_scope(site: Site) -> Refusal:
+    label = site.softmax.name or site.id
+    reason = f"{label} stands in {site.scope.id}, whose rows no graph output can count; use --guard exact or clip"
+    return Refusal("flag-scope", reason, label, {"scope": site.scope.id})
 
 
 def _zero_hidden(site: Site, seen: SiteStatistics | None, guard: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from graphsurgery.attention.site import Refusal, Site
+from graphsurgery.options import Guard
 from graphsurgery.phi.window import Window
 
 __all__ = ["Denominator", "SitePlan"]
@@ -34,13 +35,15 @@ class SitePlan:
 
     site: Site
     window: Window
-    guard: Literal["clip", "exact"] = "clip"
+    guard: Guard = "clip"
     phi: float | tuple[float, ...] | None = None
     """One φ, one per head, or None where the row maximum is kept."""
     phi_source: str = "none"
     offset: float = 0.0
     """Added to the row maximum so that float16 sums and products stay finite."""
     denominator: Denominator = Denominator()
+    largest_value: float = 1.0
+    """max|v| as far as it was seen: what the sums of a row may be multiplied by."""
     zero_hidden: bool = False
     """Whether a row without any visible key gives 0, as behind an IsNaN guard, and not a uniform row."""
     left: Refusal | None = None

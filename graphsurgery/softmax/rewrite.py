@@ -17,15 +17,15 @@ from onnx import NodeProto
 
 from graphsurgery.attention.operands import einsum_labels
 from graphsurgery.attention.site import Link, Site
-from graphsurgery.model.rewriter import Place, Rewriter
+from graphsurgery.model.rewriter import REWRITTEN, Place, Rewriter
 from graphsurgery.model.shapes import Shapes
 from graphsurgery.softmax.denominator import guard_denominator, row_sum
 from graphsurgery.softmax.emit import Emitter, lowest
+from graphsurgery.softmax.outside import NativeTwin, choose_branch, count_outside, flag_rows
 from graphsurgery.softmax.plan import SitePlan
 
 __all__ = ["SoftmaxRewriter"]
 
-_ORIGIN = "unified_max"
 _CLEAN_UP = frozenset("Constant ConstantOfShape CastLike Cast Expand ReduceMax Sub".split())
 
 
@@ -36,6 +36,7 @@ class SoftmaxRewriter:
     rewriter: Rewriter
     shapes: Shapes
     _masks: dict[tuple[int, str, float, int], str] = field(default_factory=dict[tuple[int, str, float, int], str])
+    _counts: list[str] = field(default_factory=list[str])
 
     def write(self, plan: SitePlan) -> None:
         """Rewrite one site.
@@ -44,16 +45,22 @@ class SoftmaxRewriter:
         Softmax up to rounding; outside it is finite.
         """
         site = plan.site
-        self.rewriter.start(_ORIGIN, site.id)
+        self.rewriter.start(REWRITTEN, site.id)
+        twin = NativeTwin(self.rewriter, site) if plan.guard == "if" else None
         emit = Emitter(self.rewriter, Place(site.scope, site.softmax), _base(site), site.dtype)
         shifted = self._row_shifted(emit, plan) if plan.phi is None else self._phi_shifted(emit, plan, plan.phi)
         clipped = emit.clip(shifted, *plan.window.clip, "clip")
         exponentials = emit.op("Exp", clipped, what="exp")
         if site.late_division:
-            self._divide_product(emit, plan, exponentials)
+            self._divide_product(emit, plan, exponentials, twin)
         else:
-            self._divide_probabilities(emit, plan, exponentials)
+            self._divide_probabilities(emit, plan, exponentials, twin)
         self._clean_up(site)
+
+    def finish(self) -> None:
+        """Write what is written once for all sites."""
+        if self._counts:
+            flag_rows(self.rewriter, self._counts)
 
     # -- s - φ
 
@@ -74,7 +81,8 @@ class SoftmaxRewriter:
             return emit.op("Sub", site.scores, emit.array(heads, "phi_heads"), what="shift")
         if isinstance(phi, tuple) or phi == 0:
             return site.scores
-        mask = self._foldable_mask(site)
+        # The branch that recomputes reads the scores as they were.
+        mask = None if plan.guard == "if" else self._foldable_mask(site)
         if mask is None:
             return emit.op("Sub", site.scores, emit.scalar(phi, "phi"), what="shift")
         return self._fold(emit, site, phi, mask)
@@ -119,31 +127,37 @@ class SoftmaxRewriter:
 
     # -- the division
 
-    def _divide_probabilities(self, emit: Emitter, plan: SitePlan, exponentials: str) -> None:
+    def _divide_probabilities(self, emit: Emitter, plan: SitePlan, exponentials: str, twin: NativeTwin | None) -> None:
         """Divide where Softmax stood: its output keeps its name and meaning for whoever reads it."""
         site = plan.site
-        total = self._sum(emit, plan, exponentials)
+        total, outside = self._sum(emit, plan, exponentials)
         probabilities = site.softmax.output[0]
-        self.rewriter.rename_output(site.scope, site.softmax, 0, f"{probabilities}_native")
-        emit.op("Div", exponentials, total, what="normalise", output=probabilities)
+        self.rewriter.rename_output(site.scope, site.softmax, 0, f"{probabilities}_replaced")
+        if twin is not None:
+            choose_branch(emit, plan, twin, outside, (exponentials, total), probabilities)
+        else:
+            emit.op("Div", exponentials, total, what="normalise", output=probabilities)
         self.rewriter.remove(site.scope, site.softmax)
 
-    def _divide_product(self, emit: Emitter, plan: SitePlan, exponentials: str) -> None:
+    def _divide_product(self, emit: Emitter, plan: SitePlan, exponentials: str, twin: NativeTwin | None) -> None:
         """Divide the output of the value product, [..., Q, D], by the sums, [..., Q, 1]."""
         site = plan.site
-        total = self._sum(emit, plan, exponentials) if site.sum_after == 0 else ""
+        total, outside = self._sum(emit, plan, exponentials) if site.sum_after == 0 else ("", "")
         self.rewriter.replace_uses(site.scope, site.softmax.output[0], exponentials)
         self.rewriter.remove(site.scope, site.softmax)
         for position, link in enumerate(site.after, start=1):
-            value = self._pass_through(site, link)
+            value = self._pass_through(site, link, keep=twin is not None)
             if position == site.sum_after:
-                total = self._sum(emit.at(Place(site.scope, link.node, after=True)), plan, value)
+                total, outside = self._sum(emit.at(Place(site.scope, link.node, after=True)), plan, value)
         old = site.pv.output[0]
         product = self._renamed(site, site.pv, f"{old}_unnormalised")
         behind = emit.at(Place(site.scope, site.pv, after=True), elem_type=site.product_dtype)
         if site.product_dtype != site.dtype:
             total = behind.cast(total, site.product_dtype, "sum_cast")
         total = _align(behind, site, total)
+        if twin is not None:
+            choose_branch(behind, plan, twin, outside, (product, total), old)
+            return
         if plan.window.sum_limits is not None:
             greatest = plan.window.sum_limits[1]
             product = behind.clip(product, -greatest, greatest, "product_finite")
@@ -163,11 +177,16 @@ class SoftmaxRewriter:
             return False
         return bool(fills & {"lowest", "large", "unknown"}) and not plan.zero_hidden
 
-    def _sum(self, emit: Emitter, plan: SitePlan, value: str) -> str:
+    def _sum(self, emit: Emitter, plan: SitePlan, value: str) -> tuple[str, str]:
+        """The denominators and, for the guards that watch them, how many lie outside the window."""
         total = row_sum(emit, value, plan.denominator, plan.site.sum_rank)
-        return guard_denominator(emit, total, plan)
+        if plan.guard == "if":
+            return total, count_outside(emit, plan, total)
+        if plan.guard == "flag":
+            self._counts.append(count_outside(emit, plan, total))
+        return guard_denominator(emit, total, plan), ""
 
-    def _pass_through(self, site: Site, link: Link) -> str:
+    def _pass_through(self, site: Site, link: Link, *, keep: bool) -> str:
         """Let the exponentials through one link behind Softmax; an IsNaN guard goes, the others get a new output."""
         scope, node = site.scope, link.node
         if link.kind != "guard":
@@ -181,7 +200,8 @@ class SoftmaxRewriter:
         self.rewriter.remove(scope, node)
         inner = scope.producers.get(test.input[0]) if test is not None and test.op_type == "Not" else None
         self.rewriter.remove_dead(scope, [found for found in (test, inner) if found is not None])
-        self._remove_constant(site, zero)
+        if not keep:
+            self._remove_constant(site, zero)
         return value
 
     # -- what is left over

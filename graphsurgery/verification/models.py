@@ -16,6 +16,7 @@ from graphsurgery.errors import UsageError, VerificationError
 from graphsurgery.model.files import SourceModel
 from graphsurgery.options import VerifyOptions
 from graphsurgery.progress import Progress, quiet
+from graphsurgery.softmax.outside import FLAG_OUTPUT
 from graphsurgery.sources import Data, Model, open_data, open_model
 from graphsurgery.verification.metrics import OutputMetrics, compare, merge
 from graphsurgery.verification.noise import noisy_twin
@@ -156,7 +157,10 @@ class _Runner:
 
 def _check_names(first: SourceModel, second: SourceModel) -> None:
     for kind in ("input", "output"):
-        names = [[value.name for value in getattr(source.proto.graph, kind)] for source in (first, second)]
+        names = [
+            [value.name for value in getattr(source.proto.graph, kind) if value.name != FLAG_OUTPUT]
+            for source in (first, second)
+        ]
         if names[0] != names[1]:
             raise UsageError(
                 f"the {kind}s of {second.label} are {names[1]}, those of {first.label} are {names[0]}; "
