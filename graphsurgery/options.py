@@ -11,7 +11,7 @@ __all__ = ["CalibrateOptions", "RewriteOptions", "VerifyOptions"]
 
 Guard = Literal["clip", "exact", "if", "flag"]
 Otherwise = Literal["leave", "exact"]
-Form = Literal["auto", "sum", "chunks"]
+Form = Literal["auto", "sum", "chunks", "online"]
 ChunkSum = Literal["auto", "reshape", "split"]
 Target = Literal["generic", "qnn-htp", "ort-cpu", "openvino"]
 External = Literal["keep", "copy"]
@@ -51,7 +51,8 @@ class RewriteOptions:
     """What becomes of a site whose evidence fails."""
 
     form: Form = "auto"
-    """How the denominator is summed; auto: chunks of 512 keys where the key count is known and larger, else one sum."""
+    """How the denominator is summed; auto: chunks of 512 keys where the key count is known and larger, else one sum;
+    online: a maximum per chunk, rescaled and combined (exact, needs no evidence)."""
 
     chunks: int | None = None
     """Number of chunks of the denominator, implies --form chunks (default: one per 512 keys)."""

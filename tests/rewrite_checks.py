@@ -31,7 +31,7 @@ Arrays = Mapping[str, np.ndarray]
 
 PRODUCTS = ("MatMul", "Einsum", "Gemm")
 ALLOWED = frozenset(
-    "Add Cast Clip Concat Constant Div Exp Less Max ReduceMax ReduceMean ReduceSum Reshape Split Sub Transpose "
+    "Add Cast Clip Concat Constant Div Exp Less Max Mul ReduceMax ReduceMean ReduceSum Reshape Split Sub Transpose "
     "Where".split()
 )
 PASS_KEY, SITE_KEY = "graphsurgery.pass", "graphsurgery.site"

@@ -46,7 +46,8 @@ def _planned_entry(plan: SitePlan) -> dict[str, Any]:
     if plan.left is not None:
         entry["values"] = {key: _rounded(value) for key, value in plan.left.values.items()}
         return entry
-    entry["form"] = "sum" if plan.denominator.chunks == 1 else "chunks"
+    chunked = "online" if plan.denominator.form == "online" else "chunks"
+    entry["form"] = "sum" if plan.denominator.chunks == 1 else chunked
     entry["chunks"], entry["guard"] = plan.denominator.chunks, plan.guard
     entry["phi"] = _phi(plan)
     return entry

@@ -108,7 +108,7 @@ def _plan(site: Site, context: _Context) -> SitePlan:
     if seen is not None and seen.layer.rows:
         rows = seen.layer
         plan = replace(plan, row_max=(rows.row_max_low, rows.row_max_high), largest_value=rows.value_high)
-    if options.guard == "exact":
+    if options.guard == "exact" or options.form == "online":
         return _exact(plan, seen, "row maximum")
     plan = _with_phi(plan, seen, context)
     plan = replace(plan, guard=options.guard)
@@ -172,13 +172,15 @@ def denominator(site: Site, options: RewriteOptions) -> tuple[Denominator, tuple
     """How the row sum is taken, with a note where it is not what was asked for."""
     keys = site.dims.keys
     if not isinstance(keys, int):
-        asked = options.form == "chunks" or (options.form == "auto" and options.chunks is not None)
+        asked = options.form in ("chunks", "online") or (options.form == "auto" and options.chunks is not None)
         return Denominator(), ("the number of keys is symbolic: one sum instead of chunks",) if asked else ()
     if options.form == "auto" and options.chunks is None:
         return _automatic(site, keys), ()
     if options.form == "sum":
         return Denominator(), ()
     sizes = chunk_sizes(keys, min(keys, options.chunks or max(2, -(-keys // _CHUNK_KEYS))))
+    if options.form == "online":
+        return Denominator("online", sizes), ()
     rows = _rows(site)
     even = len(set(sizes)) == 1 and _stands_in_rows(site) and (rows is not None or options.chunk_sum == "reshape")
     if options.chunk_sum == "split" or (options.chunk_sum == "auto" and not even):

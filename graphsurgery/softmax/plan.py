@@ -18,7 +18,7 @@ __all__ = ["Denominator", "SitePlan"]
 class Denominator:
     """How the row sum is taken: one sum, or `sizes` keys per chunk."""
 
-    form: Literal["sum", "reshape", "split"] = "sum"
+    form: Literal["sum", "reshape", "split", "online"] = "sum"
     sizes: tuple[int, ...] = ()
     rows: int | None = None
     """Query rows, where the chunks are made by Reshape; None where they are not known."""

@@ -21,6 +21,7 @@ from graphsurgery.model.rewriter import REWRITTEN, Place, Rewriter
 from graphsurgery.model.shapes import Shapes
 from graphsurgery.softmax.denominator import guard_denominator, row_sum
 from graphsurgery.softmax.emit import Emitter, lowest
+from graphsurgery.softmax.online import online_exponentials
 from graphsurgery.softmax.outside import NativeTwin, choose_branch, count_outside, flag_rows
 from graphsurgery.softmax.plan import SitePlan
 
@@ -48,13 +49,11 @@ class SoftmaxRewriter:
         self.rewriter.start(REWRITTEN, site.id)
         twin = NativeTwin(self.rewriter, site) if plan.guard == "if" else None
         emit = Emitter(self.rewriter, Place(site.scope, site.softmax), _base(site), site.dtype)
-        shifted = self._row_shifted(emit, plan) if plan.phi is None else self._phi_shifted(emit, plan, plan.phi)
-        clipped = emit.clip(shifted, *plan.window.clip, "clip")
-        exponentials = emit.op("Exp", clipped, what="exp")
+        exponentials, total = self._exponentials(emit, plan)
         if site.late_division:
-            self._divide_product(emit, plan, exponentials, twin)
+            self._divide_product(emit, plan, exponentials, total, twin)
         else:
-            self._divide_probabilities(emit, plan, exponentials, twin)
+            self._divide_probabilities(emit, plan, exponentials, total, twin)
         self._clean_up(site)
 
     def finish(self) -> None:
@@ -63,6 +62,13 @@ class SoftmaxRewriter:
             flag_rows(self.rewriter, self._counts)
 
     # -- s - φ
+
+    def _exponentials(self, emit: Emitter, plan: SitePlan) -> tuple[str, str]:
+        """exp(s - φ), and its row sums where the form has them already."""
+        if plan.denominator.form == "online" and plan.denominator.chunks > 1:
+            return online_exponentials(emit, plan)
+        shifted = self._row_shifted(emit, plan) if plan.phi is None else self._phi_shifted(emit, plan, plan.phi)
+        return emit.op("Exp", emit.clip(shifted, *plan.window.clip, "clip"), what="exp"), ""
 
     def _row_shifted(self, emit: Emitter, plan: SitePlan) -> str:
         """Subtract the row maximum; a row of -inf alone subtracts the lowest number, as -inf - -inf is NaN."""
@@ -127,10 +133,12 @@ class SoftmaxRewriter:
 
     # -- the division
 
-    def _divide_probabilities(self, emit: Emitter, plan: SitePlan, exponentials: str, twin: NativeTwin | None) -> None:
+    def _divide_probabilities(
+        self, emit: Emitter, plan: SitePlan, exponentials: str, total: str, twin: NativeTwin | None
+    ) -> None:
         """Divide where Softmax stood: its output keeps its name and meaning for whoever reads it."""
         site = plan.site
-        total, outside = self._sum(emit, plan, exponentials)
+        total, outside = self._sum(emit, plan, exponentials, total)
         probabilities = site.softmax.output[0]
         self.rewriter.rename_output(site.scope, site.softmax, 0, f"{probabilities}_replaced")
         if twin is not None:
@@ -139,10 +147,14 @@ class SoftmaxRewriter:
             emit.op("Div", exponentials, total, what="normalise", output=probabilities)
         self.rewriter.remove(site.scope, site.softmax)
 
-    def _divide_product(self, emit: Emitter, plan: SitePlan, exponentials: str, twin: NativeTwin | None) -> None:
+    def _divide_product(
+        self, emit: Emitter, plan: SitePlan, exponentials: str, total: str, twin: NativeTwin | None
+    ) -> None:
         """Divide the output of the value product, [..., Q, D], by the sums, [..., Q, 1]."""
         site = plan.site
-        total, outside = self._sum(emit, plan, exponentials) if site.sum_after == 0 else ("", "")
+        outside = ""
+        if site.sum_after == 0:
+            total, outside = self._sum(emit, plan, exponentials, total)
         self.rewriter.replace_uses(site.scope, site.softmax.output[0], exponentials)
         self.rewriter.remove(site.scope, site.softmax)
         for position, link in enumerate(site.after, start=1):
@@ -177,9 +189,9 @@ class SoftmaxRewriter:
             return False
         return bool(fills & {"lowest", "large", "unknown"}) and not plan.zero_hidden
 
-    def _sum(self, emit: Emitter, plan: SitePlan, value: str) -> tuple[str, str]:
+    def _sum(self, emit: Emitter, plan: SitePlan, value: str, total: str = "") -> tuple[str, str]:
         """The denominators and, for the guards that watch them, how many lie outside the window."""
-        total = row_sum(emit, value, plan.denominator, plan.site.sum_rank)
+        total = total or row_sum(emit, value, plan.denominator, plan.site.sum_rank)
         if plan.guard == "if":
             return total, count_outside(emit, plan, total)
         if plan.guard == "flag":

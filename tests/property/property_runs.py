@@ -41,6 +41,8 @@ def option_sets(draw: st.DrawFn, guards: tuple[str, ...] = ("clip", "exact")) ->
     if form in ("auto", "sum"):
         return RewriteOptions(guard=guard, form=form)  # type: ignore[arg-type]
     chunks = draw(st.integers(1, 7))
+    if guard == "exact" and draw(st.booleans()):
+        return RewriteOptions(guard="exact", form="online", chunks=chunks)
     return RewriteOptions(guard=guard, form="chunks", chunks=chunks, chunk_sum=form)  # type: ignore[arg-type]
 
 

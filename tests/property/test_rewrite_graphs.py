@@ -89,6 +89,10 @@ def _check_chunks(result: RewriteResult, options: RewriteOptions) -> None:
         assert site["chunks"] == 1
         assert "Split" not in kinds
         assert kinds.count("ReduceSum") == 1
+    elif site["form"] == "online":
+        assert options.form == "online" and 1 < site["chunks"] <= (options.chunks or 8)
+        assert kinds.count("Split") == 1
+        assert kinds.count("Exp") == 2 * site["chunks"]
     else:
         assert options.form in ("chunks", "auto")
         assert 1 < site["chunks"] <= (options.chunks or 8)
