@@ -16,11 +16,11 @@ from onnx import ModelProto, TensorProto
 from graphsurgery.attention.finder import find_attention
 from graphsurgery.attention.masks import HIDDEN
 from graphsurgery.attention.site import Site
+from graphsurgery.model.emit import Emitter, lowest
 from graphsurgery.model.expose import NotExposableError, cut_to_outputs, expose
 from graphsurgery.model.index import ModelIndex
 from graphsurgery.model.rewriter import Place, Rewriter
 from graphsurgery.phi.statistics import SiteStatistics
-from graphsurgery.softmax.emit import Emitter, lowest
 
 __all__ = ["Observation", "observation_model"]
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from graphsurgery.attention.masks import lost_below
 from graphsurgery.attention.site import Refusal, Site
 from graphsurgery.errors import UsageError
+from graphsurgery.model.emit import numpy_dtype
 from graphsurgery.options import RewriteOptions
 from graphsurgery.phi.choose import Interval, check_phi, choose_per_head, choose_phi, phi_interval, window_refusal
 from graphsurgery.phi.collect import Evidence
 from graphsurgery.phi.statistics import SiteStatistics
 from graphsurgery.phi.window import Window, executing_dtype, window
 from graphsurgery.softmax.denominator import chunk_sizes
-from graphsurgery.softmax.emit import numpy_dtype
 from graphsurgery.softmax.plan import Denominator, SitePlan
 
 __all__ = ["decide", "denominator", "given_phi", "selection"]

@@ -6,7 +6,7 @@ sizes, so the last chunk may be shorter.  No chunk depends on another before the
 
 from __future__ import annotations
 
-from graphsurgery.softmax.emit import Emitter
+from graphsurgery.model.emit import Emitter
 from graphsurgery.softmax.plan import Denominator, SitePlan
 
 __all__ = ["chunk_sizes", "guard_denominator", "row_sum"]

@@ -9,7 +9,7 @@ so that no chunk waits for another before the merge.  The value product reads th
 
 from __future__ import annotations
 
-from graphsurgery.softmax.emit import Emitter, lowest
+from graphsurgery.model.emit import Emitter, lowest
 from graphsurgery.softmax.plan import SitePlan
 
 __all__ = ["online_exponentials"]

@@ -10,8 +10,8 @@ import math
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from graphsurgery.attention.site import Site
+from graphsurgery.model.emit import Emitter
 from graphsurgery.model.rewriter import REWRITTEN, Place, Rewriter
-from graphsurgery.softmax.emit import Emitter
 from graphsurgery.softmax.plan import SitePlan
 
 __all__ = ["FLAG_OUTPUT", "NativeTwin", "choose_branch", "count_outside", "flag_rows"]

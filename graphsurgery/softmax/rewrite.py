@@ -17,10 +17,10 @@ from onnx import NodeProto
 
 from graphsurgery.attention.operands import einsum_labels
 from graphsurgery.attention.site import Link, Site
+from graphsurgery.model.emit import Emitter, lowest
 from graphsurgery.model.rewriter import REWRITTEN, Place, Rewriter
 from graphsurgery.model.shapes import Shapes
 from graphsurgery.softmax.denominator import guard_denominator, row_sum
-from graphsurgery.softmax.emit import Emitter, lowest
 from graphsurgery.softmax.online import online_exponentials
 from graphsurgery.softmax.outside import NativeTwin, choose_branch, count_outside, flag_rows
 from graphsurgery.softmax.plan import SitePlan

@@ -10,9 +10,9 @@ from onnx import ModelProto, TensorProto
 
 from graphsurgery.attention.finder import find_attention
 from graphsurgery.attention.site import Site
+from graphsurgery.model.emit import Emitter
 from graphsurgery.model.index import ModelIndex
 from graphsurgery.model.rewriter import Place, Rewriter
-from graphsurgery.softmax.emit import Emitter
 
 __all__ = ["noisy_twin"]
 

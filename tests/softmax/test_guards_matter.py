@@ -13,8 +13,8 @@ from strategies import AttentionSpec
 
 from graphsurgery import api
 from graphsurgery.api import rewrite
+from graphsurgery.model.emit import Emitter
 from graphsurgery.options import RewriteOptions
-from graphsurgery.softmax.emit import Emitter
 from graphsurgery.softmax.plan import SitePlan
 
 Patch = pytest.MonkeyPatch
