@@ -114,46 +114,66 @@ _STEPS: dict[str, Callable[[Scope, NodeProto, str, Shapes], LinkKind | None]] = 
 
 def find_value_product(scope: Scope, softmax: NodeProto, shapes: Shapes) -> ValuePath:
     """Follow the output of a Softmax down to the MatMul, Einsum or Gemm that multiplies it with the values."""
-    return _follow(scope, softmax.output[0], shapes, False, 0)
+    return _Search(scope, shapes).follow(softmax.output[0], False, 0)
 
 
-def _follow(scope: Scope, value: str, shapes: Shapes, turned: bool, depth: int) -> ValuePath:
-    readers = _data_readers(scope, value)
-    shared = len(readers) > 1 or scope.read_elsewhere(value)
-    if not readers:
-        end = "a graph output or a subgraph reads them" if shared else "nothing reads them"
-        return ValuePath(None, end=f"the probabilities {value!r} feed no value product: {end}")
-    misses: list[ValuePath] = []
-    for node in readers:
-        found = _through(scope, node, value, shapes, turned, depth)
-        if found.product is not None:
-            return ValuePath(found.product, found.links, found.shared or shared, operand=found.operand)
-        misses.append(found)
-    return misses[0]
+class _Search:
+    """One walk; a value that is reached on several ways is followed once."""
+
+    def __init__(self, scope: Scope, shapes: Shapes) -> None:
+        self.scope, self.shapes = scope, shapes
+        self.known: dict[tuple[str, bool], ValuePath] = {}
+
+    def follow(self, value: str, turned: bool, depth: int) -> ValuePath:
+        """From a value down to the product."""
+        key = (value, turned)
+        if key not in self.known:
+            self.known[key] = ValuePath(None, end=f"the chain below {value!r} leads back to itself")
+            self.known[key] = self._follow(value, turned, depth)
+        return self.known[key]
+
+    def _follow(self, value: str, turned: bool, depth: int) -> ValuePath:
+        readers = _data_readers(self.scope, value)
+        shared = len(readers) > 1 or self.scope.read_elsewhere(value)
+        if not readers:
+            end = "a graph output or a subgraph reads them" if shared else "nothing reads them"
+            return ValuePath(None, end=f"the probabilities {value!r} feed no value product: {end}")
+        misses: list[ValuePath] = []
+        for node in readers:
+            found = self._through(node, value, turned, depth)
+            if found.product is not None:
+                return ValuePath(found.product, found.links, found.shared or shared, operand=found.operand)
+            misses.append(found)
+        return misses[0]
+
+    def _through(self, node: NodeProto, value: str, turned: bool, depth: int) -> ValuePath:
+        scope, label = self.scope, node.name or node.op_type
+        factors = product_operands(node)
+        if factors is not None:
+            return _product(scope, node, value, turned)
+        step = _STEPS.get(node.op_type) if is_standard(node) else None
+        kind = step(scope, node, value, self.shapes) if step is not None and depth < _LONGEST else None
+        if kind is None:
+            return ValuePath(None, end=f"the probabilities go into {label} ({node.op_type}), not into a value product")
+        link = Link(kind, node, list(node.input).index(value))
+        turned = turned != (kind == "transpose" and _swaps_last(node))
+        for output in node.output if kind == "split" else node.output[:1]:
+            inner = self.follow(output, turned, depth + 1)
+            if inner.product is not None:
+                return ValuePath(inner.product, (link, *inner.links), inner.shared, operand=inner.operand)
+        return self.follow(node.output[0], turned, depth + 1)
 
 
-def _through(scope: Scope, node: NodeProto, value: str, shapes: Shapes, turned: bool, depth: int) -> ValuePath:
-    label = node.name or node.op_type
-    factors = product_operands(node)
-    if factors is not None:
-        if node.op_type == "Einsum":
-            return _einsum(scope, node, value)
-        if factors[1 if turned else 0] != value or factors[0] == factors[1]:
-            return ValuePath(None, end=f"{label} does not sum over the keys of the probabilities")
-        if is_weight(scope, factors[0 if turned else 1]):
-            return ValuePath(None, end=f"{label} multiplies the probabilities with a weight, not with values")
-        return ValuePath(node, operand=1 if turned else 0)
-    step = _STEPS.get(node.op_type) if is_standard(node) else None
-    kind = step(scope, node, value, shapes) if step is not None and depth < _LONGEST else None
-    if kind is None:
-        return ValuePath(None, end=f"the probabilities go into {label} ({node.op_type}), not into a value product")
-    link = Link(kind, node, list(node.input).index(value))
-    turned = turned != (kind == "transpose" and _swaps_last(node))
-    for output in node.output if kind == "split" else node.output[:1]:
-        inner = _follow(scope, output, shapes, turned, depth + 1)
-        if inner.product is not None:
-            return ValuePath(inner.product, (link, *inner.links), inner.shared, operand=inner.operand)
-    return _follow(scope, node.output[0], shapes, turned, depth + 1)
+def _product(scope: Scope, node: NodeProto, value: str, turned: bool) -> ValuePath:
+    """The end of the walk, if the product sums over the keys and multiplies with values."""
+    if node.op_type == "Einsum":
+        return _einsum(scope, node, value)
+    label, factors = node.name or node.op_type, node.input[:2]
+    if factors[1 if turned else 0] != value or factors[0] == factors[1]:
+        return ValuePath(None, end=f"{label} does not sum over the keys of the probabilities")
+    if is_weight(scope, factors[0 if turned else 1]):
+        return ValuePath(None, end=f"{label} multiplies the probabilities with a weight, not with values")
+    return ValuePath(node, operand=1 if turned else 0)
 
 
 def _einsum(scope: Scope, node: NodeProto, value: str) -> ValuePath:

@@ -43,6 +43,7 @@ class Shapes:
     def __init__(self, index: ModelIndex | None = None) -> None:
         self._index = index
         self._shapes: dict[tuple[int, str], Shape | None] = {}
+        self._integers: dict[tuple[int, str], tuple[int | None, ...] | None] = {}
         self._dtypes: dict[tuple[int, str], int | None] = {}
 
     def shape(self, scope: Scope, name: str, depth: int = 0) -> Shape | None:
@@ -60,6 +61,7 @@ class Shapes:
         found = self._declared(scope, name)
         node = scope.producers.get(name)
         if node is not None and (found is None or not all(isinstance(dim, int) for dim in found)):
+            self._shapes[key] = found  # ends a walk around a cycle
             found = better(found, self._inferred(scope, node, name, depth + 1))
         self._shapes[key] = found
         return found
@@ -118,6 +120,13 @@ class Shapes:
 
     def ints(self, scope: Scope, name: str, depth: int = 0) -> tuple[int | None, ...] | None:
         """The entries of a small 1-D integer value (a shape, say), None where one is computed."""
+        key = (id(scope), name)
+        if key not in self._integers:
+            self._integers[key] = None  # ends a walk around a cycle
+            self._integers[key] = self._ints(scope, name, depth)
+        return self._integers[key]
+
+    def _ints(self, scope: Scope, name: str, depth: int) -> tuple[int | None, ...] | None:
         value = constant_value(scope, name, 64)
         if value is not None:
             return tuple(int(v) for v in value.reshape(-1)) if value.dtype.kind in "iu" else None
@@ -169,9 +178,9 @@ class Shapes:
     def _source(self, scope: Scope, name: str) -> str:
         """The value at the head of a run of operators that keep the shape; a declared or known value ends the run."""
         producers, declared, known, key = scope.producers, scope.declared(), self._shapes, id(scope)
-        while name not in declared and (key, name) not in known:
+        for _ in range(len(producers) + 1):
             node = producers.get(name)
-            if node is None or node.op_type not in _SAME:
+            if name in declared or (key, name) in known or node is None or node.op_type not in _SAME:
                 break
             name = node.input[0]
         return name
