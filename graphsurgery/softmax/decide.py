@@ -250,7 +250,7 @@ def _adds(site: Site) -> bool:
 
 def _mask_notes(plan: SitePlan, seen: SiteStatistics | None) -> tuple[str, ...]:
     """What would happen to rows without a visible key, where that is not what the original gave."""
-    site, limits = plan.site, plan.window
+    site = plan.site
     notes: list[str] = []
     if "large" in site.mask_fills and _adds(site):
         notes.append(
@@ -262,10 +262,5 @@ def _mask_notes(plan: SitePlan, seen: SiteStatistics | None) -> tuple[str, ...]:
         notes.append(
             "a row whose keys are all hidden gives 0, as behind the IsNaN guard for -Inf; if the mask writes another "
             "number, the original gave a uniform row (--guard exact tells them apart)"
-        )
-    early = not (site.late_division and site.pv.op_type == "MatMul")
-    if limits.sum_limits is not None and early and site.mask_fills & {"lowest", "unknown"}:
-        notes.append(
-            "a row without a visible key would give 0 instead of a uniform row (--guard exact keeps it uniform)"
         )
     return tuple(notes)

@@ -23,7 +23,7 @@ from graphsurgery.model.shapes import Shapes
 from graphsurgery.softmax.denominator import guard_denominator, row_sum
 from graphsurgery.softmax.online import online_exponentials
 from graphsurgery.softmax.outside import NativeTwin, choose_branch, count_outside, flag_rows
-from graphsurgery.softmax.plan import SitePlan
+from graphsurgery.softmax.plan import Denominator, SitePlan
 
 __all__ = ["SoftmaxRewriter"]
 
@@ -50,6 +50,8 @@ class SoftmaxRewriter:
         twin = NativeTwin(self.rewriter, site) if plan.guard == "if" else None
         emit = Emitter(self.rewriter, Place(site.scope, site.softmax), _base(site), site.dtype)
         exponentials, total = self._exponentials(emit, plan)
+        if _hidden_rows_are_uniform(plan) and not _mean_of_values(site):
+            exponentials, total = self._uniform(emit, plan, exponentials), ""
         if site.late_division:
             self._divide_product(emit, plan, exponentials, total, twin)
         else:
@@ -173,7 +175,7 @@ class SoftmaxRewriter:
         if plan.window.sum_limits is not None:
             greatest = plan.window.sum_limits[1]
             product = behind.clip(product, -greatest, greatest, "product_finite")
-        if not self._needs_mean(plan):
+        if not (_hidden_rows_are_uniform(plan) and _mean_of_values(site)):
             behind.op("Div", product, total, what="normalise", output=old)
             return
         quotient = behind.op("Div", product, total, what="normalise")
@@ -182,12 +184,12 @@ class SoftmaxRewriter:
         mean = behind.reduce("ReduceMean", site.values, -2, "mean_value")
         behind.op("Where", hidden, mean, quotient, what="hidden_row_mean", output=old)
 
-    def _needs_mean(self, plan: SitePlan) -> bool:
-        """Whether rows hidden by a finite mask must come out uniform although their exponentials are all 0."""
-        site, fills = plan.site, plan.site.mask_fills
-        if plan.window.sum_limits is None or plan.phi is None or site.pv.op_type != "MatMul":
-            return False
-        return bool(fills & {"lowest", "large", "unknown"}) and not plan.zero_hidden
+    def _uniform(self, emit: Emitter, plan: SitePlan, exponentials: str) -> str:
+        """Put 1 in place of every exponential of a hidden row."""
+        total = row_sum(emit, exponentials, Denominator(), plan.site.sum_rank)
+        limit = emit.scalar(plan.window.masked_below, "masked_below")
+        hidden = emit.op("Less", total, limit, what="hidden_row")
+        return emit.op("Where", hidden, emit.scalar(1.0, "one"), exponentials, what="exp_or_one")
 
     def _sum(self, emit: Emitter, plan: SitePlan, value: str, total: str = "") -> tuple[str, str]:
         """The denominators and, for the guards that watch them, how many lie outside the window."""
@@ -238,6 +240,18 @@ class SoftmaxRewriter:
             above = node.input[0]
             self.rewriter.remove(scope, node)
             name = above
+
+
+def _hidden_rows_are_uniform(plan: SitePlan) -> bool:
+    """Whether rows hidden by a finite mask must come out uniform although their exponentials are all 0 (float16)."""
+    if plan.window.sum_limits is None or plan.phi is None or plan.guard == "if":
+        return False
+    return bool(plan.site.mask_fills & {"lowest", "large", "unknown"}) and not plan.zero_hidden
+
+
+def _mean_of_values(site: Site) -> bool:
+    """Whether a uniform row is the mean of the values, [..., K, D], put in behind the product."""
+    return site.late_division and site.pv.op_type == "MatMul"
 
 
 def _base(site: Site) -> str:
