@@ -27,7 +27,7 @@ def shape_of(node: NodeProto) -> tuple[str, str, list[bytes], int]:
     return node.name, node.op_type, [a.SerializeToString() for a in node.attribute], len(node.input)
 
 
-@pytest.mark.parametrize("guard", ["clip", "exact"])
+@pytest.mark.parametrize("guard", ["clip", "exact", "if", "flag"])
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_every_site_is_rewritten_and_right_on_unseen_samples(name: str, guard: str) -> None:
     path = FIXTURES / name

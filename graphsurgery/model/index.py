@@ -22,7 +22,7 @@ from onnx import (
     ValueInfoProto,
 )
 
-__all__ = ["Capture", "ModelIndex", "Scope"]
+__all__ = ["Capture", "ModelIndex", "Scope", "graphs_of", "is_standard"]
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 _WITH_SUBGRAPHS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
@@ -258,6 +258,11 @@ class ModelIndex:
 def is_standard(node: NodeProto) -> bool:
     """Whether the node is of the default ONNX operator set."""
     return node.domain in _DEFAULT_DOMAINS
+
+
+def graphs_of(node: NodeProto) -> list[GraphProto]:
+    """The graphs in the attributes of a node: branches, bodies."""
+    return [graph for attribute in node.attribute for graph in _graphs(attribute)]
 
 
 def _graphs(attribute: AttributeProto) -> list[GraphProto]:

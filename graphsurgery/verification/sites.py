@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnx import ModelProto
+from onnx import GraphProto, ModelProto
 
 from graphsurgery.attention.finder import find_attention
 from graphsurgery.attention.site import Site
 from graphsurgery.model.expose import cut_to_outputs
-from graphsurgery.model.index import ModelIndex, Scope
+from graphsurgery.model.index import ModelIndex, Scope, graphs_of
 
 __all__ = ["SitePairs", "paired_sites"]
 
@@ -88,6 +88,8 @@ class _Graft:
             del copy.input[:], copy.output[:]
             copy.input.extend(inputs)
             copy.output.extend(f"{self.prefix}{value}" for value in node.output)
+            for graph in graphs_of(copy):
+                self._reconnect(graph, frozenset())
             self.known.update({value: f"{self.prefix}{value}" for value in node.output})
             return f"{self.prefix}{name}"
         tensor = self.candidate.initializers.get(name)
@@ -97,3 +99,17 @@ class _Graft:
         copy_of.CopyFrom(tensor)
         copy_of.name = f"{self.prefix}{name}"
         return copy_of.name
+
+    def _reconnect(self, graph: GraphProto, around: frozenset[str]) -> None:
+        """Let a branch read what it takes from outside under the names of the joined model."""
+        own = around | {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+        own |= {name for node in graph.node for name in node.output}
+        for node in graph.node:
+            for position, name in enumerate(node.input):
+                if name and name not in own:
+                    node.input[position] = self.value(name)
+            for inner in graphs_of(node):
+                self._reconnect(inner, own)
+        for value in graph.output:
+            if value.name not in own:
+                value.name = self.value(value.name)
