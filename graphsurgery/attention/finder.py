@@ -107,7 +107,8 @@ def _examine(found: _Collector, label: str, scope: Scope, softmax: NodeProto, sh
     if up.product is None or down.product is None:
         found.others.append(NotAttention(label, scope, softmax, chain, up.end if up.product is None else down.end))
         return
-    refusal = _refusal(scope, softmax, up, down, shapes)
+    guarded, observed = nan_tests(scope, softmax, down)
+    refusal = _refusal(scope, softmax, up, down, shapes) or _nan_observed(observed)
     dims = _dims(scope, softmax, down.product, down.operand, shapes)
     counted = _value_rows(scope, down, shapes) if dims.keys is None else None
     if isinstance(counted, str) or not any(link.kind == "sink" for link in up.links):
@@ -116,7 +117,7 @@ def _examine(found: _Collector, label: str, scope: Scope, softmax: NodeProto, sh
         qk, pv = _label(up.product), _label(down.product)
         found.refused.append(RefusedSite(label, scope, softmax, chain, refusal, qk, pv, dims))
         return
-    found.sites.append(_site(label, scope, softmax, chain, up, down, dims, shapes))
+    found.sites.append(_site(label, scope, softmax, chain, up, down, dims, guarded, shapes))
 
 
 def _chain(up: ScorePath, down: ValuePath) -> str:
@@ -136,7 +137,6 @@ def _refusal(scope: Scope, softmax: NodeProto, up: ScorePath, down: ValuePath, s
         or _split(scope, up, down, shapes)
         or _axis(scope, softmax, shapes)
         or _types(scope, softmax, down, shapes)
-        or _nan_observed(scope, softmax, down)
     )
 
 
@@ -173,9 +173,8 @@ def _split(scope: Scope, up: ScorePath, down: ValuePath, shapes: Shapes) -> Refu
     return None
 
 
-def _nan_observed(scope: Scope, softmax: NodeProto, down: ValuePath) -> Refusal | None:
+def _nan_observed(test: NodeProto | None) -> Refusal | None:
     """The unified form has no NaN: who asks for one for another purpose than a guard would get another answer."""
-    test = nan_tests(scope, softmax, down)[1]
     if test is None:
         return None
     name = _label(test)
@@ -249,7 +248,15 @@ def _value_rows(scope: Scope, down: ValuePath, shapes: Shapes) -> Dim:
 
 
 def _site(
-    label: str, scope: Scope, softmax: NodeProto, chain: str, up: ScorePath, down: ValuePath, dims: Dims, shapes: Shapes
+    label: str,
+    scope: Scope,
+    softmax: NodeProto,
+    chain: str,
+    up: ScorePath,
+    down: ValuePath,
+    dims: Dims,
+    guarded: bool,
+    shapes: Shapes,
 ) -> Site:
     qk, pv = up.product, down.product
     if qk is None or pv is None:
@@ -280,7 +287,7 @@ def _site(
         sum_after=sum_after,
         rank=rank,
         sum_rank=shapes.rank(scope, down.links[sum_after - 1].node.output[0]) if sum_after else rank,
-        guarded=nan_tests(scope, softmax, down)[0],
+        guarded=guarded,
         mask_fills=mask_fills(scope, up.links),
     )
 
