@@ -57,6 +57,9 @@ class SourceModel:
     digest: str = ""
     """SHA-256 in hex where `raw` is None."""
 
+    may_hold_external: bool = True
+    """Whether tensors may have their data in files of their own; False is certain."""
+
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of the bytes in hex; for a model from memory that of its serialised form as it was given."""
@@ -145,7 +148,8 @@ def _parsed(raw: bytes, path: Path | None, label: str) -> SourceModel:
             raise UsageError(f"{label}: {_damage(raw)}") from None
         digest = "" if pending is None else pending.result()
     folder = None if path is None else path.parent
-    model = SourceModel(proto, raw if kept else None, path, folder, label, digest)
+    marked = may_hold_external(raw)
+    model = SourceModel(proto, raw if kept else None, path, folder, label, digest, marked)
     _check(model, raw)
     return model
 
@@ -203,7 +207,7 @@ def _check(model: SourceModel, raw: bytes) -> None:
         raise UsageError(f"{label}: states no IR version; it is damaged or no ONNX model, export it again")
     _check_opset(proto, label)
     _check_initializers(graph, len(raw), label)
-    if may_hold_external(raw):
+    if model.may_hold_external:
         check_locations(proto, model.folder, label, model_path=model.path)
 
 
@@ -281,7 +285,7 @@ def save_model(
     try:
         # The model's temporary file comes first: it shows that the folder can be written before weights are copied.
         with atomic_file(path) as stream:
-            if may_hold_external(data) and (path.is_file() or not path.exists()):
+            if source.may_hold_external and may_hold_external(data) and (path.is_file() or not path.exists()):
                 placed += place_external(
                     proto,
                     source.folder,
