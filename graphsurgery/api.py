@@ -18,8 +18,7 @@ from graphsurgery.errors import UsageError
 from graphsurgery.integrations.graphsurgeon import is_graph, to_graph
 from graphsurgery.model.files import SourceModel, load_model, save_model
 from graphsurgery.model.index import ModelIndex
-from graphsurgery.model.rewriter import Rewriter
-from graphsurgery.model.shapes import Shapes
+from graphsurgery.model.rewriter import REWRITTEN, Rewriter
 from graphsurgery.options import CalibrateOptions, External, RewriteOptions
 from graphsurgery.passes import PassResult
 from graphsurgery.passes.decompose_attention import DecomposeAttention
@@ -106,7 +105,7 @@ def _table_choices(findings: Findings, evidence: Evidence, options: CalibrateOpt
         if seen is None:
             continue
         limits = window(executing_dtype(site, options.target))
-        margin = limits.margin if options.margin is None else options.margin
+        margin = limits.kept(options.margin)
         interval = intervals[site.id] = phi_interval(seen.layer, limits, margin)
         admits = None if interval.empty else [round(interval.low, 6), round(interval.high, 6)]
         found[site.id] = {"window": limits.dtype, "margin": margin, "phi_admitted": admits, "phi": None}
@@ -140,16 +139,15 @@ def _rewritten(
         proto = ModelProto()
         proto.CopyFrom(source.proto)
     index = ModelIndex(proto)
-    shapes = Shapes(index)
     model_entry, before = _model_entry(source), index.node_counts()
     rewriter = Rewriter(index)
     passes: list[PassResult] = []
     if options.decompose_attention:
         passes.append(DecomposeAttention().apply(index, rewriter))
-    findings = _explained(find_attention(index, shapes), passes)
+    findings = _explained(find_attention(index), passes)
     evidence = _evidence(source, proto, findings, samples, options, progress)
     plans = decide(findings.sites, evidence, options)
-    passes.append(_write(rewriter, shapes, plans))
+    passes.append(_write(rewriter, plans))
     report = {
         "schema": SCHEMA,
         "tool": versions(),
@@ -195,17 +193,15 @@ def _evidence(
     return collect(proto, source.folder, samples, wanted, progress=progress)
 
 
-def _write(rewriter: Rewriter, shapes: Shapes, plans: list[SitePlan]) -> PassResult:
-    writer = SoftmaxRewriter(rewriter, shapes)
+def _write(rewriter: Rewriter, plans: list[SitePlan]) -> PassResult:
+    writer = SoftmaxRewriter(rewriter)
     todo = [plan for plan in plans if plan.left is None]
     for plan in todo:
         writer.write(plan)
     writer.finish()
     rewriter.commit()
     changes = rewriter.take_changes()
-    return PassResult(
-        "unified_max", len(todo), dict(sorted(changes.added.items())), dict(sorted(changes.removed.items()))
-    )
+    return PassResult(REWRITTEN, len(todo), dict(sorted(changes.added.items())), dict(sorted(changes.removed.items())))
 
 
 @contextmanager
@@ -229,8 +225,8 @@ def _counts_after(before: dict[str, int], passes: list[PassResult]) -> dict[str,
 
 
 def _margins(plans: list[SitePlan], options: RewriteOptions) -> dict[str, float]:
-    windows = {plan.window.dtype: plan.window.margin for plan in plans}
-    return {name: default if options.margin is None else options.margin for name, default in sorted(windows.items())}
+    windows = {plan.window.dtype: plan.window.kept(options.margin) for plan in plans}
+    return dict(sorted(windows.items()))
 
 
 def _model_entry(source: SourceModel) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto
 
 from graphsurgery.attention.downward import FLOATS, ValuePath, division_place, find_value_product, nan_tests
 from graphsurgery.attention.masks import mask_fills
@@ -308,8 +308,3 @@ def _scores(softmax: NodeProto, links: tuple[Link, ...]) -> str:
         if link.kind != "same":
             break
     return softmax.input[0]
-
-
-def dtype_name(dtype: int) -> str:
-    """The name of a TensorProto.DataType as numpy writes it, such as float16."""
-    return helper.tensor_dtype_to_np_dtype(dtype).name

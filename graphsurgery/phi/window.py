@@ -37,6 +37,10 @@ class Window:
     sum_limits: tuple[float, float] | None = None
     """Where sums can reach 0 or Inf: the least and the greatest denominator to divide by."""
 
+    def kept(self, margin: float | None) -> float:
+        """The distance kept from the upper end: the one asked for, or the default of the type."""
+        return self.margin if margin is None else margin
+
     def interval(
         self, lse: float, low: float, single: float, largest_value: float, margin: float
     ) -> tuple[float, float]:

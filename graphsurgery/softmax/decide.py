@@ -15,7 +15,7 @@ from graphsurgery.options import RewriteOptions
 from graphsurgery.phi.choose import Interval, check_phi, choose_per_head, choose_phi, phi_interval, window_refusal
 from graphsurgery.phi.collect import Evidence
 from graphsurgery.phi.statistics import SiteStatistics
-from graphsurgery.phi.window import Window, executing_dtype, window
+from graphsurgery.phi.window import executing_dtype, window
 from graphsurgery.softmax.denominator import chunk_sizes
 from graphsurgery.softmax.plan import Denominator, SitePlan
 
@@ -51,9 +51,6 @@ class _Context:
     given: float | None
     chosen: dict[str, float]
 
-    def margin(self, limits: Window) -> float:
-        return limits.margin if self.options.margin is None else self.options.margin
-
 
 def decide(sites: tuple[Site, ...], evidence: Evidence, options: RewriteOptions) -> list[SitePlan]:
     """A plan for each site, in order."""
@@ -68,8 +65,7 @@ def _choices(sites: tuple[Site, ...], evidence: Evidence, options: RewriteOption
         seen = evidence.sites.get(site.id)
         if seen is not None:
             limits = window(executing_dtype(site, options.target))
-            margin = limits.margin if options.margin is None else options.margin
-            intervals[site.id] = phi_interval(seen.layer, limits, margin)
+            intervals[site.id] = phi_interval(seen.layer, limits, limits.kept(options.margin))
     return choose_phi(intervals)
 
 
@@ -124,7 +120,7 @@ def _plan(site: Site, context: _Context) -> SitePlan:
 
 def _with_phi(plan: SitePlan, seen: SiteStatistics | None, context: _Context) -> SitePlan:
     site, limits = plan.site, plan.window
-    margin, label = context.margin(limits), site.softmax.name or site.id
+    margin, label = limits.kept(context.options.margin), site.softmax.name or site.id
     if context.given is not None:
         refusal = None if seen is None else check_phi(context.given, seen, limits, label)
         return replace(plan, phi=context.given, phi_source="given", left=refusal)

@@ -19,7 +19,6 @@ from graphsurgery.attention.operands import einsum_labels
 from graphsurgery.attention.site import Link, Site
 from graphsurgery.model.emit import Emitter, lowest
 from graphsurgery.model.rewriter import REWRITTEN, Place, Rewriter
-from graphsurgery.model.shapes import Shapes
 from graphsurgery.softmax.denominator import guard_denominator, row_sum
 from graphsurgery.softmax.online import online_exponentials
 from graphsurgery.softmax.outside import NativeTwin, choose_branch, count_outside, flag_rows
@@ -35,7 +34,6 @@ class SoftmaxRewriter:
     """Writes sites one after the other; what sites share (a mask less φ) is written once."""
 
     rewriter: Rewriter
-    shapes: Shapes
     _masks: dict[tuple[int, str, float, int], str] = field(default_factory=dict[tuple[int, str, float, int], str])
     _counts: list[str] = field(default_factory=list[str])
 
